@@ -1,0 +1,84 @@
+"""`Checkpoint`: the one view that the builder has of model files, whatever their format.
+
+Names and layouts are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`, `[out_features, in_features]`,
+rotate-half RoPE); readers of other formats translate on the fly (GGUF un-permutes the rows of Q and K).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aotllm.builder.config import ModelConfig
+
+FLOAT_STORAGE = ("f32", "f16", "bf16")
+"""Storage formats that are plain arrays; every other one is a GGUF block format in lower case (`q4_1`, `q6_k`, …)."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor is known by name. `shape` is logical: `[rows, columns]` for a matrix, whatever the storage."""
+
+    name: str
+    shape: tuple[int, ...]
+    storage: str
+    """f32 | f16 | bf16 | a GGUF block format in lower case"""
+    nbytes: int
+    """Bytes that the stored tensor takes in the checkpoint"""
+
+
+@dataclass(frozen=True)
+class TokenizerAssets:
+    """What an engine carries to turn text into ids and back."""
+
+    tokenizer_json: str
+    """A serialized `tokenizers.Tokenizer`"""
+    chat_template: str | None
+    """Jinja source, or None for a base model"""
+    bos_token: str | None
+    eos_token: str | None
+    add_bos: bool
+    """Whether a raw prompt starts with BOS (the tokenizer's post-processor already does it)"""
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    """Sampling defaults as the checkpoint states them (`temperature`, `top_p`, `eos_token_id`, …)"""
+
+
+class Checkpoint(ABC):
+    """A readable model. Weights are read lazily, tensor by tensor, from memory-mapped files."""
+
+    path: Path
+    config: ModelConfig
+
+    @abstractmethod
+    def tensors(self) -> dict[str, TensorInfo]:
+        """All tensors under canonical names, in file order."""
+
+    @abstractmethod
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor as float32 in its logical shape (block formats dequantized). Raises CheckpointError."""
+
+    @abstractmethod
+    def read_stored(self, name: str) -> npt.NDArray[Any]:
+        """The tensor as it is stored, rows canonical.
+
+        f32 → float32, f16 → float16, bf16 → uint16 (bit patterns), each in the logical shape;
+        block formats → uint8 `[rows, bytes per row]`. Raises CheckpointError.
+        """
+
+    @abstractmethod
+    def tokenizer(self) -> TokenizerAssets:
+        """Raises CheckpointError where the checkpoint has no tokenizer that can be read."""
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Unmap the files."""
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
