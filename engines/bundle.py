@@ -1,0 +1,163 @@
+"""`Engine`: an engine folder, opened and checked; `staged_folder`: one being written, all or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aotllm.engines.manifest import Manifest, read_manifest
+from aotllm.engines.rank_file import PAD_PREFIX, read_header
+from aotllm.errors import EngineError, EngineIncompatible
+
+if TYPE_CHECKING:
+    from aotllm.tokenization import Tokenizer
+
+RUNNABLE_TARGETS = ("cpu",)
+TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+GENERATION_CONFIG_FILE = "generation_config.json"
+GRAPH_FILE = "graph.onnx"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine folder whose manifest has been checked, and whose files have been where `open_engine` verified them."""
+
+    path: Path
+    manifest: Manifest
+
+    def rank_file(self, rank: int = 0) -> Path:
+        """The weights and plan of one rank."""
+        return self.path / f"rank{rank}.engine"
+
+    def plan(self, rank: int = 0) -> dict[str, Any]:
+        """The plan of a rank, as `docs/engine_format.md` defines it. Raises EngineError."""
+        text = read_header(self.rank_file(rank)).get("__metadata__", {}).get("plan")
+        try:
+            plan = json.loads(text)
+        except (TypeError, ValueError):
+            raise EngineError(f"{self.rank_file(rank)}: holds no plan in its metadata; the file is damaged") from None
+        if not isinstance(plan, dict):
+            raise EngineError(f"{self.rank_file(rank)}: the plan is not a JSON object; the file is damaged")
+        return plan
+
+    def tensors(self, rank: int = 0) -> dict[str, tuple[str, tuple[int, ...], int]]:
+        """Name → (dtype, shape, bytes) of the tensors in a rank's file."""
+        header = read_header(self.rank_file(rank))
+        return {
+            name: (record["dtype"], tuple(record["shape"]), record["data_offsets"][1] - record["data_offsets"][0])
+            for name, record in header.items()
+            if name != "__metadata__" and not name.startswith(PAD_PREFIX)
+        }
+
+    def tokenizer(self) -> Tokenizer:
+        """The engine's tokenizer with its chat template."""
+        from aotllm.tokenization import Tokenizer
+
+        return Tokenizer.from_folder(self.path, self.manifest.bos_token, self.manifest.eos_token)
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """Sampling defaults that the checkpoint states; empty where it states none."""
+        path = self.path / GENERATION_CONFIG_FILE
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def verify(self) -> None:
+        """Compares every file with the size and SHA-256 of the manifest. Raises EngineError naming the first bad one."""
+        for name, entry in self.manifest.files.items():
+            _check_size(self.path / name, entry.bytes)
+            if (got := file_sha256(self.path / name)) != entry.sha256:
+                raise EngineError(
+                    f"{self.path / name}: SHA-256 is {got[:16]}…, the manifest says {entry.sha256[:16]}…: "
+                    "the file is damaged; copy or build the engine again"
+                )
+
+
+def open_engine(path: str | os.PathLike[str], verify: bool = True) -> Engine:
+    """Opens an engine folder.
+
+    Args:
+        path: the folder that `aotllm build` wrote.
+        verify: read every file once and check its digest (about a second per GB); False checks sizes only.
+
+    Raises:
+        EngineError: missing or damaged.
+        EngineIncompatible: another schema version, or a target that this installation cannot run.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    engine = Engine(folder, manifest)
+    if manifest.target.name not in RUNNABLE_TARGETS:
+        raise EngineIncompatible(
+            f"{folder}: the engine is for target {manifest.target.name!r}, this installation runs "
+            f"{', '.join(RUNNABLE_TARGETS)}; build it again with '--target {RUNNABLE_TARGETS[0]}'"
+        )
+    if verify:
+        engine.verify()
+    else:
+        for name, entry in manifest.files.items():
+            _check_size(folder / name, entry.bytes)
+    return engine
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        buffer = memoryview(bytearray(1 << 20))
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.hexdigest()
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        got = path.stat().st_size
+    except FileNotFoundError:
+        raise EngineError(f"{path}: is missing, though the manifest lists it; copy or build the engine again") from None
+    if got != expected:
+        raise EngineError(f"{path}: has {got} bytes, the manifest says {expected}: the file is truncated or damaged")
+
+
+@contextmanager
+def staged_folder(output: Path, replace: bool = False) -> Iterator[Path]:
+    """A scratch folder beside `output` that becomes `output` when the block ends well and vanishes when it does not.
+
+    Args:
+        output: where the engine shall be.
+        replace: put it in place of an engine that is already there; anything else than an engine is never replaced.
+
+    Raises:
+        EngineError: `output` exists and may not be replaced, or the disk cannot be written.
+    """
+    if output.exists() and not (replace and (output / "engine.json").is_file()):
+        hint = "it is not an engine" if replace else "choose another path, or replace it with --force"
+        raise EngineError(f"{output}: exists already; {hint}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+    except OSError as error:
+        raise EngineError(f"{output}: cannot be created: {error.strerror}") from None
+    try:
+        yield stage
+        stage.chmod(0o755)
+        if output.exists():
+            old = stage.with_suffix(".old")
+            output.rename(old)
+            stage.rename(output)
+            shutil.rmtree(old)
+        else:
+            stage.rename(output)
+    except OSError as error:
+        raise EngineError(f"{output}: cannot be written: {error.strerror}; nothing was left behind") from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""`rank{N}.engine`: a safetensors file whose tensors lie on 64-byte boundaries, so that it is mapped, not read.
+
+Format: https://huggingface.co/docs/safetensors. The format allows no holes between tensors, so alignment is made with
+named filler tensors (`__pad.N`), and the header is padded with spaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aotllm.errors import EngineError, Internal
+
+ALIGNMENT = 64
+PAD_PREFIX = "__pad."
+_DTYPES = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of a tensor to be written; `dtype` is a safetensors name: U8 or F32."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's data."""
+        size = _DTYPES[self.dtype].itemsize
+        for dimension in self.shape:
+            size *= dimension
+        return size
+
+
+class RankFileWriter:
+    """Writes tensors in the order announced, one at a time, and hashes what it writes.
+
+    The header comes first in the file, so all specs must be known before the first weight is packed; no tensor is kept.
+    """
+
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> None:
+        self.path = path
+        self.bytes_written = 0
+        self._digest = hashlib.sha256()
+        self._order: list[tuple[str, TensorSpec]] = []
+        header: dict[str, Any] = {"__metadata__": dict(metadata)}
+        offset = 0
+        for name, spec in _with_padding(specs):
+            header[name] = {
+                "dtype": spec.dtype,
+                "shape": list(spec.shape),
+                "data_offsets": [offset, offset + spec.nbytes],
+            }
+            offset += spec.nbytes
+            self._order.append((name, spec))
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        self._next = 0
+        self._file: IO[bytes] = path.open("wb")
+        self._put(len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Appends the next announced tensor. Raises Internal where name, type or shape differ from the announcement."""
+        expected, spec = self._order[self._next]
+        if name != expected or array.dtype != _DTYPES[spec.dtype] or array.shape != spec.shape:
+            raise Internal(f"engine writer: got {name} {array.dtype} {array.shape}, expected {expected} {spec}")
+        self._put(np.ascontiguousarray(array).data.cast("B"))
+        self._next += 1
+        while self._next < len(self._order) and self._order[self._next][0].startswith(PAD_PREFIX):
+            self._put(bytes(self._order[self._next][1].nbytes))
+            self._next += 1
+
+    def close(self) -> str:
+        """Flushes; returns the file's SHA-256. Raises Internal where tensors are missing."""
+        self._file.close()
+        if self._next != len(self._order):
+            raise Internal(f"engine writer: tensor {self._order[self._next][0]} was announced and not written")
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> RankFileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self.bytes_written += len(data)
+
+
+def _with_padding(specs: Mapping[str, TensorSpec]) -> list[tuple[str, TensorSpec]]:
+    padded: list[tuple[str, TensorSpec]] = []
+    for name, spec in specs.items():
+        padded.append((name, spec))
+        if rest := -spec.nbytes % ALIGNMENT:
+            padded.append((f"{PAD_PREFIX}{len(padded)}", TensorSpec("U8", (rest,))))
+    return padded
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The JSON header of a rank file (`__metadata__` and a record per tensor). Raises EngineError where it is damaged."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
+                raise EngineError(f"{path}: header length {length} does not fit the file; the file is damaged")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise EngineError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"{path}: the header is not valid JSON ({error}); the file is damaged") from None
+    if not isinstance(header, dict):
+        raise EngineError(f"{path}: the header is a JSON {type(header).__name__}, expected an object")
+    return header
