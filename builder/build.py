@@ -85,8 +85,8 @@ def build(
 ) -> BuildReport:
     """Builds an engine from a checkpoint.
 
-    The engine is staged beside `output` and renamed into place: a failed build leaves nothing behind. Peak memory is a few of
-    the largest tensors, since weights stream from the checkpoint to the engine one by one.
+    The engine is staged beside `output` and renamed into place: a failed build leaves nothing behind. Peak memory is a
+    few of the largest tensors, since weights stream from the checkpoint to the engine one by one.
 
     Args:
         model: a Hugging Face folder or a GGUF file (any part of a split one).

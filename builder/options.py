@@ -18,7 +18,7 @@ class BuildOptions:
     target: str = "cpu"
     """Where the engine shall run"""
     dtype: str = "auto"
-    """Type of weights that the checkpoint stores as floats; auto = as stored. Block-quantized weights stay as they are"""
+    """Type of weights that the checkpoint stores as floats; auto = as stored. Block-quantized weights stay so"""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache; auto = f32 for float32 engines, else f16"""
     max_batch_size: int = 64

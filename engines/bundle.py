@@ -72,7 +72,7 @@ class Engine:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def verify(self) -> None:
-        """Compares every file with the size and SHA-256 of the manifest. Raises EngineError naming the first bad one."""
+        """Compares every file with the size and SHA-256 of the manifest. Raises EngineError for the first bad one."""
         for name, entry in self.manifest.files.items():
             _check_size(self.path / name, entry.bytes)
             if (got := file_sha256(self.path / name)) != entry.sha256:

@@ -110,7 +110,7 @@ def _with_padding(specs: Mapping[str, TensorSpec]) -> list[tuple[str, TensorSpec
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The JSON header of a rank file (`__metadata__` and a record per tensor). Raises EngineError where it is damaged."""
+    """The JSON header of a rank file (`__metadata__` and a record per tensor). Raises EngineError if damaged."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs mypy over the package as it is installed: `builder/` and `engines/` are `aotllm.builder` and `aotllm.engines`."""
+"""Runs mypy over the package in its installed layout (`builder/` is `aotllm.builder`, …)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Rotary frequencies of every RoPE variant, decided at build time.
 
-`dynamic` and `longrope` depend on the length of a sequence in their original form. A key in the cache keeps the rotation it
-was written with, so frequencies that change while a sequence grows would make answers depend on chunking and caching.
+`dynamic` and `longrope` depend on the length of a sequence in their original form. A key in the cache keeps the rotation
+it was written with, so frequencies that change while a sequence grows would make answers depend on chunks and caching.
 Here they depend on the engine's `max_seq_len` alone: an engine for sequences within the pretraining length uses the
 original frequencies, a longer one those for `max_seq_len`.
 
-Sources: RoFormer (arXiv 2104.09864); position interpolation (2306.15595); NTK-aware scaling; YaRN (2309.00071); LongRoPE
-(2402.13753); Llama 3.1's wavelength-dependent scaling.
+Sources: RoFormer (arXiv 2104.09864); position interpolation (2306.15595); NTK-aware scaling; YaRN (2309.00071);
+LongRoPE (2402.13753); Llama 3.1's wavelength-dependent scaling.
 """
 
 from __future__ import annotations
@@ -124,9 +124,7 @@ def _required(rope: RopeConfig, name: str) -> Any:
 
 def _per_frequency(values: tuple[float, ...], dim: int, name: str) -> Frequencies:
     if len(values) != dim // 2:
-        raise UnsupportedModel(
-            f"RoPE {name!r} has {len(values)} values, expected {dim // 2} (half the rotary dimension)"
-        )
+        raise UnsupportedModel(f"RoPE {name!r} has {len(values)} values, expected {dim // 2} (rotary_dim / 2)")
     return np.asarray(values, dtype=np.float64)
 
 
