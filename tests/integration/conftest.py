@@ -1,0 +1,22 @@
+"""Engines that several integration tests share, built once per session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aotllm.engines import Engine
+from tests.integration.engines import build_engine
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """SmolLM2-135M-Instruct Q4_1."""
+    return build_engine(smollm2_gguf, tmp_path_factory.mktemp("engines") / "smollm2", max_seq_len=2048)
+
+
+@pytest.fixture(scope="session")
+def gemma3(gemma3_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Gemma-3-270M Q4_K_M; tests that use it are marked slow."""
+    return build_engine(gemma3_gguf, tmp_path_factory.mktemp("engines") / "gemma3", max_seq_len=2048)

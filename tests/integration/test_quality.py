@@ -1,0 +1,138 @@
+"""Real quantized models: perplexity, divergence from exact arithmetic, greedy continuations.
+
+The gate that counts is the divergence from the same weights in exact (float32) arithmetic, computed by transformers.
+Perplexities and continuations of another engine are compared within the tolerance that its own attention paths need.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aotllm.builder.checkpoints import open_checkpoint
+from aotllm.engines import Engine
+from tests.integration.engines import greedy, prompt_logits
+
+GPL3 = Path("/usr/share/common-licenses/GPL-3")
+CHUNK_TOKENS = 512
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "greedy_reference.json").read_text())["runs"]
+NEAR_TIE = 0.3
+"""Margin of the reference's two best tokens, in nats, below which another token is no fault"""
+
+needs_gpl3 = pytest.mark.skipif(not GPL3.exists(), reason=f"needs the text {GPL3} (Debian)")
+
+
+def gpl3_chunks(engine: Engine) -> list[list[int]]:
+    """The first 20,000 bytes of the GPL-3 in chunks of 512 tokens; BOS, where the model has one, replaces the first."""
+    tokenizer = engine.tokenizer()
+    text = GPL3.read_bytes()[:20_000].decode()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    chunks = [ids[i : i + CHUNK_TOKENS] for i in range(0, len(ids) - CHUNK_TOKENS + 1, CHUNK_TOKENS)][:8]
+    with_special = tokenizer.encode("a", add_special_tokens=True)
+    if len(with_special) > len(tokenizer.encode("a", add_special_tokens=False)):
+        chunks = [[with_special[0], *chunk[1:]] for chunk in chunks]
+    return chunks
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def perplexity(engine: Engine) -> float:
+    """exp of the mean negative log-likelihood of the second half of each chunk."""
+    losses = []
+    for chunk in gpl3_chunks(engine):
+        scores = log_softmax(prompt_logits(engine, chunk)[CHUNK_TOKENS // 2 - 1 : -1])
+        losses.append(-scores[np.arange(len(scores)), chunk[CHUNK_TOKENS // 2 :]])
+    return float(np.exp(np.concatenate(losses).mean()))
+
+
+def exact_model(gguf: Path) -> Any:
+    """The checkpoint's dequantized weights in transformers, float32."""
+    import torch
+    import transformers
+
+    with open_checkpoint(gguf) as checkpoint:
+        c = checkpoint.config
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                vocab_size=c.vocab_size,
+                hidden_size=c.hidden_size,
+                intermediate_size=c.intermediate_size,
+                num_hidden_layers=c.num_layers,
+                num_attention_heads=c.num_heads,
+                num_key_value_heads=c.num_kv_heads,
+                head_dim=c.head_dim,
+                rms_norm_eps=c.rms_norm_eps,
+                max_position_embeddings=c.max_position_embeddings,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "rope_theta": c.rope.theta},
+            )
+        )
+        state = {name: torch.from_numpy(checkpoint.read(name).copy()) for name in checkpoint.tensors()}
+        missing = model.load_state_dict(state, strict=False).missing_keys
+        assert set(missing) <= {"lm_head.weight"}
+        model.tie_weights()
+    return model.eval()
+
+
+@needs_gpl3
+def test_smollm2_stays_close_to_exact_arithmetic(smollm2: Engine, smollm2_gguf: Path) -> None:
+    import torch
+
+    model = exact_model(smollm2_gguf)
+    divergences, agree = [], []
+    for chunk in gpl3_chunks(smollm2)[:3]:
+        with torch.no_grad():
+            exact = log_softmax(model(torch.tensor([chunk])).logits[0].numpy())
+        ours = log_softmax(prompt_logits(smollm2, chunk))
+        divergences.append((np.exp(exact) * (exact - ours)).sum(-1))
+        agree.append(exact.argmax(-1) == ours.argmax(-1))
+    divergence, same_top = np.concatenate(divergences), np.concatenate(agree).mean()
+    print(f"KL mean {divergence.mean():.5f}, max {divergence.max():.4f}; same top token {same_top:.2%}")
+    assert divergence.mean() <= 0.003
+    assert divergence.max() <= 0.03
+    assert same_top >= 0.964
+
+
+@needs_gpl3
+def test_smollm2_perplexity(smollm2: Engine) -> None:
+    """18.344 is the perplexity of the same weights in exact arithmetic."""
+    got = perplexity(smollm2)
+    print(f"perplexity {got:.3f}")
+    assert got == pytest.approx(18.344, rel=0.01)
+
+
+@needs_gpl3
+@pytest.mark.slow
+def test_gemma3_perplexity(gemma3: Engine) -> None:
+    """15.003 and 14.974 are the reference's two attention paths."""
+    got = perplexity(gemma3)
+    print(f"perplexity {got:.3f}")
+    assert got == pytest.approx(14.99, rel=0.01)
+
+
+def check_continuations(engine: Engine, run: str) -> None:
+    for case in REFERENCES[run]:
+        tokenizer = engine.tokenizer()
+        assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+        got = greedy(engine, case["prompt_ids"], len(case["ids"]))
+        for i, (ours, theirs, margin) in enumerate(zip(got, case["ids"], case["margins"], strict=True)):
+            if ours != theirs:
+                assert margin < NEAR_TIE, f"{case['prompt']!r}: token {i} is {ours}, not {theirs} (margin {margin})"
+                break
+
+
+@pytest.mark.parametrize("run", [name for name in REFERENCES if name.startswith("SmolLM2")])
+def test_smollm2_greedy_continuations(smollm2: Engine, run: str) -> None:
+    check_continuations(smollm2, run)
+
+
+@pytest.mark.slow
+def test_gemma3_greedy_continuations(gemma3: Engine) -> None:
+    check_continuations(gemma3, "gemma-3-270m-q4_k_m")
