@@ -1,4 +1,4 @@
-"""Bad input on the command line: a sentence with file and reason, an exit code of its kind, no traceback, nothing left."""
+"""Bad input on the command line: a sentence with file and reason, an exit code, no traceback, nothing left behind."""
 
 from __future__ import annotations
 
