@@ -1,3 +1,55 @@
-"""aotllm: an ahead-of-time compiler for large language models and an in-flight-batching runtime."""
+"""aotllm: an ahead-of-time compiler for large language models and an in-flight-batching runtime.
+
+    from aotllm import Executor, Request, SamplingParams
+
+The names below are imported when first used, so that `import aotllm` costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from aotllm.errors import AotllmError
+    from aotllm.executor import Executor
+    from aotllm.manager import ExecutorConfig
+    from aotllm.request import Request, RequestOutput, Timings, TokenLogprob, TokenOutput
+    from aotllm.request_handle import RequestHandle
+    from aotllm.sampling_params import SamplingParams
+
+_HOME = {
+    "AotllmError": "aotllm.errors",
+    "Executor": "aotllm.executor",
+    "ExecutorConfig": "aotllm.manager",
+    "Request": "aotllm.request",
+    "RequestHandle": "aotllm.request_handle",
+    "RequestOutput": "aotllm.request",
+    "SamplingParams": "aotllm.sampling_params",
+    "Timings": "aotllm.request",
+    "TokenLogprob": "aotllm.request",
+    "TokenOutput": "aotllm.request",
+}
+
+__all__ = [
+    "AotllmError",
+    "Executor",
+    "ExecutorConfig",
+    "Request",
+    "RequestHandle",
+    "RequestOutput",
+    "SamplingParams",
+    "Timings",
+    "TokenLogprob",
+    "TokenOutput",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        import importlib
+
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'aotllm' has no attribute {name!r}")

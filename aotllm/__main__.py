@@ -1,0 +1,7 @@
+"""`python -m aotllm`."""
+
+import sys
+
+from aotllm.cli import main
+
+sys.exit(main())

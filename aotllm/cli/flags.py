@@ -1,0 +1,81 @@
+"""Command-line flags made from the schemas that declare the parameters."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from aotllm.parameters import parameters
+
+
+def flag(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
+    """A keyword parameter that typer shows as `--name`."""
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text)
+    if kind is bool:
+        dashed = name.replace("_", "-")
+        option = typer.Option(f"--{dashed}/--no-{dashed}" if default is None else f"--{dashed}", help=text)
+    annotation = kind if default is not None and default != () else kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if default == () else default,
+        annotation=Annotated[annotation, option],
+    )
+
+
+def schema_flags(cls: type, *, unset: bool = False, only: Sequence[str] | None = None) -> list[inspect.Parameter]:
+    """Flags of a dataclass whose fields are `aotllm.parameters.parameter`.
+
+    Args:
+        cls: the dataclass.
+        unset: let all default to None, so that "not given" can be told from a value.
+        only: the fields that get a flag; None = all.
+    """
+    return [
+        flag(name, list[spec.kind] if spec.many else spec.kind, None if unset else default, spec.doc)  # type: ignore[name-defined]
+        for name, default, spec in parameters(cls)
+        if only is None or name in only
+    ]
+
+
+def dataclass_flags(cls: type) -> list[inspect.Parameter]:
+    """Flags of a plain dataclass: the docstring under each field is its help text."""
+    hints, docs = get_type_hints(cls), _field_docs(cls)
+    flags = []
+    for field in dataclasses.fields(cls):
+        kinds = [kind for kind in get_args(hints[field.name]) if kind is not type(None)] or [hints[field.name]]
+        flags.append(flag(field.name, kinds[0], field.default, docs.get(field.name, "")))
+    return flags
+
+
+def with_flags(flags: list[inspect.Parameter]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator for a verb that ends in `**options`: typer sees `flags` in their place."""
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(verb, include_extras=True)
+        own = [
+            p.replace(annotation=hints[p.name])
+            for p in inspect.signature(verb).parameters.values()
+            if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        verb.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+        verb.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
+        return verb
+
+    return decorate
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            docs[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return docs

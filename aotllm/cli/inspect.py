@@ -1,0 +1,139 @@
+"""`aotllm inspect`: what is inside an engine."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aotllm.cli.console import print_json, size
+
+if TYPE_CHECKING:
+    from aotllm.engines import Engine
+
+_LINEAR_FIELDS = ("linear", "gate", "up")
+_DENSE_FIELDS = ("norm", "q_norm", "k_norm", "post_norm", "bias", "gate_bias", "up_bias")
+
+
+def inspect(
+    engine: Annotated[Path, typer.Argument(help="Folder of the engine.", metavar="ENGINE_DIR")],
+    all_ops: Annotated[bool, typer.Option("--all", help="One row per op; else equal layers share one.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show an engine's manifest, ops and memory."""
+    from aotllm.engines import open_engine
+
+    opened = open_engine(engine, verify=False)
+    ops, memory = op_table(opened), memory_plan(opened)
+    manifest = opened.manifest.model_dump(mode="json")
+    if json:
+        print_json({"manifest": manifest, "ops": ops, "memory": memory})
+    else:
+        _show(manifest, ops if all_ops else _merge_layers(ops), memory)
+
+
+def op_table(engine: Engine) -> list[dict[str, Any]]:
+    """One record per op of the plan: name, layer, shape of its output buffer and matrices, formats, weight bytes."""
+    plan = engine.plan()
+    sizes = {name: num_bytes for name, (_, _, num_bytes) in engine.tensors().items()}
+    table = []
+    for op in plan["ops"]:
+        matrices = [plan["linears"][op[field]] for field in _LINEAR_FIELDS if op.get(field) is not None]
+        segments = [segment for matrix in matrices for segment in matrix["segments"]]
+        names = {segment["tensor"] for segment in segments}
+        names |= {op[field] for field in _DENSE_FIELDS if op.get(field) is not None}
+        out = op.get("out")
+        table.append(
+            {
+                "op": op["op"],
+                "layer": op.get("layer"),
+                "out": plan["buffers"][out]["name"] if out is not None else None,
+                "width": plan["buffers"][out]["width"] if out is not None else None,
+                "matrices": [[matrix["n"], matrix["k"]] for matrix in matrices],
+                "formats": sorted({segment["format"] for segment in segments}),
+                "weight_bytes": sum(sizes[name] for name in names),
+            }
+        )
+    return table
+
+
+def memory_plan(engine: Engine) -> dict[str, int]:
+    """What the engine takes when loaded, in bytes. The KV figures are for one sequence; the pool's size is chosen
+    when an executor starts."""
+    memory, limits = engine.manifest.memory, engine.manifest.limits
+    return {
+        "weights": memory.weights,
+        "arena": memory.arena,
+        "kv_per_token": memory.kv_per_token,
+        "kv_per_block": memory.kv_per_token * limits.tokens_per_block,
+        "kv_at_max_seq_len": memory.kv_per_token * limits.max_seq_len,
+    }
+
+
+def _merge_layers(ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that differ in layer only become one, in order of first appearance, with the layers as `0-2, 5`."""
+
+    def key(op: dict[str, Any]) -> str:
+        return repr([(name, value) for name, value in op.items() if name != "layer"])
+
+    merged: dict[str, dict[str, Any]] = {}
+    layers: dict[str, list[int]] = {}
+    for op in ops:
+        merged.setdefault(key(op), dict(op))
+        if op["layer"] is not None:
+            layers.setdefault(key(op), []).append(op["layer"])
+    for name, members in layers.items():
+        merged[name]["layer"] = _ranges(members)
+        merged[name]["count"] = len(members)
+    return list(merged.values())
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _show(manifest: dict[str, Any], ops: list[dict[str, Any]], memory: dict[str, int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    facts = Table(title="Engine", title_justify="left", show_header=False)
+    for name, value in _flatten(manifest):
+        facts.add_row(name, value)
+    table = Table(title="Ops", title_justify="left")
+    for heading in ("op", "layers", "out", "matrices [n, k]", "formats"):
+        table.add_column(heading)
+    for heading in ("weights", "ops", "in all"):
+        table.add_column(heading, justify="right")
+    for op in ops:
+        count = op.get("count", 1)
+        table.add_row(
+            op["op"],
+            "" if op["layer"] is None else str(op["layer"]),
+            "logits" if op["out"] is None else f"{op['out']} [tokens, {op['width']}]",
+            " ".join(f"[{n}, {k}]" for n, k in op["matrices"]),
+            " ".join(op["formats"]),
+            size(op["weight_bytes"]),
+            str(count),
+            size(op["weight_bytes"] * count),
+        )
+    plan = Table(title="Memory", title_justify="left", show_header=False)
+    for name, num_bytes in memory.items():
+        plan.add_row(name, size(num_bytes))
+    for part in (facts, table, plan):
+        console.print(part)
+
+
+def _flatten(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in record.items():
+        if prefix == "files.":
+            rows.append((prefix + name, f"{size(value['bytes'])}  sha256 {value['sha256'][:16]}…"))
+        elif isinstance(value, dict):
+            rows += _flatten(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return rows

@@ -1,0 +1,222 @@
+"""`RequestHandle`: a request in flight, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from aotllm.errors import AotllmError
+from aotllm.request import RequestOutput, TokenOutput
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    """A coroutine that waits on its own event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+    until_finished: bool
+
+
+class OutputStream:
+    """Mailbox between the dispatcher thread, which writes, and the consumer of one request."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._outputs: deque[TokenOutput] = deque()
+        self._result: RequestOutput | None = None
+        self._error: AotllmError | None = None
+        self._waiters: list[_Waiter] = []
+
+    @property
+    def finished(self) -> bool:
+        """There is a result or an error. Outputs may still wait to be read."""
+        return self._result is not None or self._error is not None
+
+    def put(self, output: TokenOutput, result: RequestOutput | None = None) -> bool:
+        """Append an output; with the last one comes the result. False if an event loop that waited has gone."""
+        with self._changed:
+            self._outputs.append(output)
+            self._result = result
+            return self._wake()
+
+    def fail(self, error: AotllmError) -> None:
+        """End with an error, which is raised after the outputs so far have been read. No-op when finished."""
+        with self._changed:
+            if not self.finished:
+                self._error = error
+                self._wake()
+
+    def result(self) -> RequestOutput:
+        """The result of a finished stream."""
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def next(self) -> TokenOutput | None:
+        """Wait for the next output; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outputs or self.finished)
+            return self._pop()
+
+    async def next_async(self) -> TokenOutput | None:
+        """`next` for asyncio."""
+        while True:
+            with self._changed:
+                if self._outputs or self.finished:
+                    return self._pop()
+                future = self._add_waiter(until_finished=False)
+            await future
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; False on time-out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.finished, timeout)
+
+    async def wait_async(self) -> None:
+        """`wait` for asyncio."""
+        with self._changed:
+            if self.finished:
+                return
+            future = self._add_waiter(until_finished=True)
+        await future
+
+    def _pop(self) -> TokenOutput | None:
+        if self._outputs:
+            return self._outputs.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _add_waiter(self, until_finished: bool) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(loop, loop.create_future(), until_finished)
+        self._waiters.append(waiter)
+        return waiter.future
+
+    def _wake(self) -> bool:
+        self._changed.notify_all()
+        due = [w for w in self._waiters if self.finished or not w.until_finished]
+        self._waiters = [] if self.finished else [w for w in self._waiters if w.until_finished]
+        alive = True
+        for waiter in due:
+            try:
+                waiter.loop.call_soon_threadsafe(_resolve, waiter.future)
+            except RuntimeError:  # the loop was closed under its coroutine
+                alive = False
+        return alive
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class RequestHandle:
+    """A request in flight; made by `Executor.submit`.
+
+    Outputs are read once, by iterating, in a thread (`for output in handle`) or in a coroutine (`async for`); the
+    result can be had any number of times, with `result()` or `await handle`, whether or not outputs were read. Both
+    return at once for a finished request. A failed request raises its error in either.
+
+    **Cancellation is a normal end**: `finish_reason` is "cancelled" and the result has what was generated until then.
+    A request is cancelled by `cancel()`; by shutdown of its executor; when its handle is garbage collected; and when a
+    task that awaits the handle is cancelled. Nobody can read the answer then, so nothing more is computed for it.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: tuple[int, ...],
+        stream: OutputStream,
+        cancel: Callable[[int], None],
+        owner: object,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self._stream = stream
+        self._cancel = cancel
+        self._owner = owner  # an executor lives at least as long as the handles that are in use
+
+    @property
+    def done(self) -> bool:
+        """Finished, failed or cancelled."""
+        return self._stream.finished
+
+    def cancel(self) -> None:
+        """Ask for an end, which comes with the next step; no-op for a finished request."""
+        if not self.done:
+            self._cancel(self.request_id)
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: not finished after `timeout` seconds; the request goes on.
+            AotllmError: the request failed.
+        """
+        if not self._stream.wait(timeout):
+            raise TimeoutError(f"request {self.request_id} is not finished after {timeout} seconds")
+        return self._stream.result()
+
+    def __iter__(self) -> RequestHandle:
+        return self
+
+    def __next__(self) -> TokenOutput:
+        output = self._stream.next()
+        if output is None:
+            raise StopIteration
+        return output
+
+    def __aiter__(self) -> RequestHandle:
+        return self
+
+    async def __anext__(self) -> TokenOutput:
+        try:
+            output = await self._stream.next_async()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if output is None:
+            raise StopAsyncIteration
+        return output
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> RequestOutput:
+        try:
+            await self._stream.wait_async()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self._stream.result()
+
+    def __del__(self) -> None:
+        # Partly made handles have no stream.
+        stream = getattr(self, "_stream", None)
+        if stream is not None and not stream.finished:
+            self._cancel(self.request_id)
+
+
+class Stopwatch:
+    """When things happened to a request, by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self.first_token_seconds: float | None = None
+
+    def elapsed(self) -> float:
+        """Seconds since submit."""
+        return time.monotonic() - self._start
+
+    def saw_token(self) -> None:
+        """A token has arrived; only the first one counts."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = self.elapsed()

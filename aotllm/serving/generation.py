@@ -1,0 +1,123 @@
+"""Running the requests behind one HTTP call: submit all or none, follow them together, stop when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+
+from aotllm.errors import Cancelled, Overloaded
+from aotllm.executor import Executor
+from aotllm.request import Request, RequestOutput, TokenOutput
+from aotllm.request_handle import RequestHandle
+from aotllm.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+
+async def submit_choices(executor: Executor, request: Request, n: int) -> list[RequestHandle]:
+    """Submit a request n times; its prompt is tokenized once. All or none: if one is refused, the handles of the
+    others go, and that cancels them. With a seed, each choice gets its own; the first one the seed itself."""
+    try:
+        handles = [await executor.submit_async(request)]
+        for choice in range(1, n):
+            again = dataclasses.replace(
+                request,
+                prompt=None,
+                messages=None,
+                prompt_token_ids=handles[0].prompt_token_ids,
+                sampling=_choice_sampling(request.sampling, choice),
+            )
+            handles.append(await executor.submit_async(again))
+    except Cancelled as error:
+        raise shutting_down() from error
+    return handles
+
+
+def _choice_sampling(sampling: SamplingParams | None, choice: int) -> SamplingParams | None:
+    if sampling is None or sampling.seed is None:
+        return sampling
+    return sampling.replace(seed=(sampling.seed + choice) % 2**64)
+
+
+def shutting_down() -> Overloaded:
+    """What clients are told whose requests end with the server."""
+    return Overloaded("the server is shutting down; try again later")
+
+
+async def merged(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, TokenOutput]]:
+    """Outputs of all handles as they come, each with the index of its handle. Ends all when one fails or the consumer
+    leaves."""
+    if len(handles) == 1:
+        async for output in handles[0]:
+            yield 0, _not_cancelled(output)
+        return
+    queue: asyncio.Queue[tuple[int, TokenOutput | BaseException | None]] = asyncio.Queue()
+
+    async def pump(index: int, handle: RequestHandle) -> None:
+        try:
+            async for output in handle:
+                queue.put_nowait((index, output))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(pump(index, handle)) for index, handle in enumerate(handles)]
+    try:
+        running = len(tasks)
+        while running:
+            index, item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield index, _not_cancelled(item)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def results(handles: Sequence[RequestHandle], client: HttpRequest) -> list[RequestOutput]:
+    """All results, in order. When the client disconnects, the requests are cancelled and Cancelled is raised."""
+
+    async def gather() -> list[RequestOutput]:
+        return list(await asyncio.gather(*(_result(handle) for handle in handles)))
+
+    return await _while_connected(gather(), client)
+
+
+async def _result(handle: RequestHandle) -> RequestOutput:
+    return _not_cancelled(await handle)
+
+
+def _not_cancelled(output: T) -> T:
+    # The client is still there, so it was the server that cancelled.
+    if output.finish_reason == "cancelled":  # type: ignore[attr-defined]
+        raise shutting_down()
+    return output
+
+
+async def _while_connected(work: Awaitable[T], client: HttpRequest) -> T:
+    task: asyncio.Future[T] = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(client.receive))
+    both: list[asyncio.Future[Any]] = [task, watch]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Cancelled("the client closed the connection")
+        return task.result()
+    finally:
+        for pending in both:
+            pending.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
