@@ -1,0 +1,8 @@
+"""Passes: a traced model becomes a fused one with its memory planned. Each works in place; the model always runs."""
+
+from aotllm.builder.passes.arena_plan import arena_plan, buffer_index
+from aotllm.builder.passes.fuse import operands
+from aotllm.builder.passes.kv_layout import KvLayer, kv_layers
+from aotllm.builder.passes.pipeline import PassReport, run_passes
+
+__all__ = ["KvLayer", "PassReport", "arena_plan", "buffer_index", "kv_layers", "operands", "run_passes"]

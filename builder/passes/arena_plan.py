@@ -1,0 +1,132 @@
+"""The arena pass: every intermediate of a step gets its place before the engine ever runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import onnx_ir as ir
+
+from aotllm.builder.passes.arena import Lifetime, place
+from aotllm.builder.passes.fuse import operands
+from aotllm.builder.passes.fused_ops import (
+    EMBEDDING,
+    LINEAR_RESIDUAL,
+    LM_HEAD,
+    NORM_QKV_ROPE,
+    NORM_SWIGLU,
+    PAGED_ATTENTION,
+)
+from aotllm.builder.passes.kv_layout import CACHED
+from aotllm.errors import Internal
+
+BUFFER = "buffer"
+"""Metadata of a value: index of its buffer"""
+_ARENA = "arena"
+_FLOAT_BYTES = 4
+_ROLES = {
+    EMBEDDING: "hidden",
+    NORM_QKV_ROPE: "query",
+    PAGED_ATTENTION: "attention",
+    LINEAR_RESIDUAL: "hidden",
+    NORM_SWIGLU: "gated",
+}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """float32 `[max_num_tokens, width]` at `offset` bytes."""
+
+    name: str
+    width: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """All buffers of a step and the bytes that they share."""
+
+    bytes: int
+    max_num_tokens: int
+    buffers: tuple[Buffer, ...]
+
+
+def plan_arena(model: ir.Model, max_num_tokens: int) -> None:
+    """Assigns the values of a fused `model` to buffers, in place; `arena_plan` and `buffer_index` read the result.
+
+    A value lives from the op that makes it to the last one that reads it. `linear_residual` writes over its residual
+    where nobody reads that one later. K and V (marked by `kv_layout`) and the logits have no buffer. Scratch memory
+    inside an op is the runner's own.
+
+    Args:
+        model: fused, its K and V marked.
+        max_num_tokens: rows of every buffer.
+
+    Raises:
+        Internal: a value that needs a buffer has no static width.
+    """
+    nodes = list(model.graph)
+    steps = {node: step for step, node in enumerate(nodes)}
+    owners = _owners(model, nodes, steps)
+    lives: dict[ir.Value, tuple[int, int]] = {}
+    for value, owner in owners.items():
+        first, last = _life(value, steps)
+        known_first, known_last = lives.get(owner, (first, last))
+        lives[owner] = (min(first, known_first), max(last, known_last))
+    lifetimes = {owner: Lifetime(max_num_tokens * _width(owner) * _FLOAT_BYTES, *life) for owner, life in lives.items()}
+    placement = place(list(lifetimes.values()))
+    buffers: dict[Buffer, int] = {}
+    places: dict[ir.Value, int] = {}
+    for owner, offset in zip(lifetimes, placement.offsets, strict=True):
+        producer = owner.producer()
+        assert producer is not None
+        buffer = Buffer(_ROLES[producer.op_type], _width(owner), offset)
+        places[owner] = buffers.setdefault(buffer, len(buffers))
+    for value, owner in owners.items():
+        value.metadata_props[BUFFER] = str(places[owner])
+    plan = ArenaPlan(placement.size, max_num_tokens, tuple(buffers))
+    model.metadata_props[_ARENA] = json.dumps(asdict(plan))
+
+
+def arena_plan(model: ir.Model) -> ArenaPlan:
+    """What `plan_arena` decided."""
+    record = json.loads(model.metadata_props[_ARENA])
+    return ArenaPlan(record["bytes"], record["max_num_tokens"], tuple(Buffer(**b) for b in record["buffers"]))
+
+
+def buffer_index(value: ir.Value) -> int:
+    """Index of `value`'s buffer in the plan's list."""
+    return int(value.metadata_props[BUFFER])
+
+
+def _owners(model: ir.Model, nodes: list[ir.Node], steps: Mapping[ir.Node, int]) -> dict[ir.Value, ir.Value]:
+    """Each value of the arena → the value whose buffer it uses: itself, or the one that it overwrites."""
+    owners: dict[ir.Value, ir.Value] = {}
+    for node in nodes:
+        if node.op_type == LM_HEAD:
+            continue
+        for value in node.outputs:
+            if value.metadata_props.get("storage") == CACHED:
+                continue
+            owners[value] = value
+            if node.op_type == LINEAR_RESIDUAL:
+                residual = operands(model, node)["residual"]
+                overwritable = residual in owners and _life(residual, steps)[1] == steps[node]
+                if overwritable and list(node.inputs).count(residual) == 1:
+                    owners[value] = owners[residual]
+    return owners
+
+
+def _life(value: ir.Value, steps: Mapping[ir.Node, int]) -> tuple[int, int]:
+    """First and last step at which `value` is needed."""
+    producer = value.producer()
+    assert producer is not None
+    return steps[producer], max((steps[node] for node in value.consumers()), default=steps[producer])
+
+
+def _width(value: ir.Value) -> int:
+    width = value.shape[-1] if value.shape is not None else None
+    if not isinstance(width, int):
+        raise Internal(f"Value {value.name!r} of shape {value.shape} has no static width, so it cannot be planned.")
+    return width

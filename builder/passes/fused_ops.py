@@ -1,0 +1,148 @@
+"""The fused ops, each as the pattern of standard operators that it stands for.
+
+`docs/engine_format.md` gives their meaning. The patterns mirror how `aotllm.builder.graph.ops` emits its nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotllm.builder.passes.pattern import Bind, Maybe, OneOf, Op, Pattern
+
+EMBEDDING = "embedding"
+NORM_QKV_ROPE = "norm_qkv_rope"
+PAGED_ATTENTION = "paged_attention"
+LINEAR_RESIDUAL = "linear_residual"
+NORM_SWIGLU = "norm_swiglu"
+LM_HEAD = "lm_head"
+LAYER_OPS = (NORM_QKV_ROPE, PAGED_ATTENTION, LINEAR_RESIDUAL, NORM_SWIGLU, LINEAR_RESIDUAL)
+"""What a layer of a dense decoder consists of, in order"""
+
+
+@dataclass(frozen=True)
+class FusedOp:
+    """A fused op: its pattern, and the order of its operands."""
+
+    name: str
+    outputs: tuple[tuple[str, Pattern], ...]
+    """Name and pattern of each output"""
+    inputs: tuple[str, ...]
+    """Names of the border values in order; those that a variant lacks are left out"""
+    feeds: str | None = None
+    """For an op of several outputs: the fused op whose first inputs they are"""
+
+
+def _weight(name: str) -> Bind:
+    return Bind(name, weight=True)
+
+
+def _norm(x: Pattern, weight: str, eps: str = "eps") -> Op:
+    return Op("RMSNormalization", x, _weight(weight), where={"axis": -1}, capture={"epsilon": eps})
+
+
+def _linear(x: Pattern, weight: str, bias: str, variant: str = "bias") -> Op:
+    return Op("Gemm", x, _weight(weight), Maybe(variant, _weight(bias)), where={"transB": 1})
+
+
+def _constant(name: str, kind: str) -> Op:
+    return Op("Constant", capture={kind: name})
+
+
+_SHAPE = Op("Constant")
+"""An operand that says how to reshape, or which axes"""
+_POSITIONS = Bind("positions")
+
+
+def _add_batch(x: Pattern) -> Op:
+    return Op("Unsqueeze", x, _SHAPE)
+
+
+def _drop_batch(x: Pattern) -> Op:
+    return Op("Squeeze", x, _SHAPE)
+
+
+def _head_norm(x: Pattern, weight: str) -> Op:
+    return Op("Reshape", _norm(Op("Reshape", x, _SHAPE), weight, "qk_norm_eps"), _SHAPE)
+
+
+def _table(function: str) -> Op:
+    column = Op("Unsqueeze", Op("Cast", _POSITIONS), _SHAPE)
+    angles = Op("Mul", column, _weight("inv_freq"))
+    return Op("Mul", Op(function, angles), _constant("attention_factor", "value_float"))
+
+
+def _rotary(x: Pattern, num_heads: str) -> Op:
+    capture = {"num_heads": num_heads, "rotary_embedding_dim": "rotary_dim"}
+    return _drop_batch(Op("RotaryEmbedding", _add_batch(x), _table("Cos"), _table("Sin"), capture=capture))
+
+
+def _projection(letter: str) -> Op:
+    return _linear(_norm(Bind("x"), "norm"), f"{letter}_weight", f"{letter}_bias", f"{letter}_bias")
+
+
+def _rotated_head(letter: str, num_heads: str) -> Op:
+    projected = _projection(letter)
+    normed = _head_norm(projected, f"{letter}_norm")
+    return _rotary(OneOf((f"{letter}_norm", normed), ("", projected)), num_heads)
+
+
+def _mask() -> OneOf:
+    query, key = Op("Unsqueeze", _POSITIONS, _SHAPE), Op("Unsqueeze", _POSITIONS, _SHAPE)
+    causal = Op("LessOrEqual", key, query)
+    near = Op("Greater", key, Op("Sub", query, _constant("window", "value_int")))
+    return OneOf(("window", Op("And", causal, near)), ("", causal))
+
+
+def _attention() -> Op:
+    capture = {"q_num_heads": "num_heads", "kv_num_heads": "num_kv_heads", "scale": "scale", "softcap": "softcap"}
+    q, k, v = (_add_batch(Bind(name)) for name in "qkv")
+    return _drop_batch(Op("Attention", q, k, v, _mask(), capture=capture))
+
+
+def _scaled_embedding() -> OneOf:
+    rows = Op("Gather", _weight("weight"), Bind("token_ids"))
+    return OneOf(("scale", Op("Mul", rows, _constant("scale", "value_float"))), ("", rows))
+
+
+def _gate() -> OneOf:
+    gate = _linear(_norm(Bind("x"), "norm"), "gate_weight", "gate_bias", "gate_bias")
+    return OneOf(("silu", Op("Swish", gate)), ("gelu_tanh", Op("Gelu", gate, where={"approximate": "tanh"})))
+
+
+def _logits() -> OneOf:
+    logits = _linear(_norm(Bind("x"), "norm"), "weight", "bias")
+    cap = _constant("softcap", "value_float")
+    return OneOf(("softcap", Op("Mul", Op("Tanh", Op("Div", logits, cap)), cap)), ("", logits))
+
+
+def _residual() -> Op:
+    projected = _linear(Bind("x"), "weight", "bias")
+    return Op("Add", Bind("residual"), OneOf(("post_norm", _norm(projected, "post_norm")), ("", projected)))
+
+
+FUSED_OPS: tuple[FusedOp, ...] = (
+    FusedOp(EMBEDDING, (("y", _scaled_embedding()),), ("token_ids", "weight")),
+    FusedOp(PAGED_ATTENTION, (("y", _attention()),), ("q", "k", "v", "positions")),
+    FusedOp(
+        NORM_QKV_ROPE,
+        (
+            ("q", _rotated_head("q", "num_heads")),
+            ("k", _rotated_head("k", "num_kv_heads")),
+            ("v", _projection("v")),
+        ),
+        (
+            *("x", "positions", "norm", "q_weight", "k_weight", "v_weight", "q_bias", "k_bias", "v_bias"),
+            *("q_norm", "k_norm", "inv_freq"),
+        ),
+        feeds=PAGED_ATTENTION,
+    ),
+    FusedOp(
+        NORM_SWIGLU,
+        (("y", Op("Mul", _gate(), _linear(_norm(Bind("x"), "norm"), "up_weight", "up_bias", "up_bias"))),),
+        ("x", "norm", "gate_weight", "up_weight", "gate_bias", "up_bias"),
+    ),
+    FusedOp(LINEAR_RESIDUAL, (("y", _residual()),), ("x", "residual", "weight", "bias", "post_norm")),
+    FusedOp(LM_HEAD, (("logits", _logits()),), ("x", "norm", "weight", "bias")),
+)
+"""In the order in which they are looked for: an op that `feeds` another comes after it, and `lm_head`, whose pattern is
+part of others, last"""
