@@ -6,6 +6,7 @@ rotate-half RoPE); readers of other formats translate on the fly (GGUF un-permut
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def tokenizer(self) -> TokenizerAssets:
         """Raises CheckpointError where the checkpoint has no tokenizer that can be read."""
+
+    def tensor_digest(self, name: str) -> str:
+        """SHA-256 in hex over the bytes of `read_stored(name)`. Raises CheckpointError."""
+        return hashlib.sha256(np.ascontiguousarray(self.read_stored(name))).hexdigest()
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Unmap the files."""

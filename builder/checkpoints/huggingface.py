@@ -1,0 +1,173 @@
+"""`HuggingFaceCheckpoint`: a folder with `config.json` and safetensors weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aotllm.builder.checkpoints.base import Checkpoint, TensorInfo, TokenizerAssets
+from aotllm.builder.checkpoints.expected import EMBEDDING, select_tensors
+from aotllm.builder.checkpoints.huggingface_config import read_config
+from aotllm.builder.checkpoints.json_file import read_json_object
+from aotllm.builder.checkpoints.safetensors_file import SafetensorsFile
+from aotllm.builder.checkpoints.validate import validate
+from aotllm.errors import CheckpointError, UnsupportedModel
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_STORAGE = {"F32": ("f32", "<f4"), "F16": ("f16", "<f2"), "BF16": ("bf16", "<u2")}
+"""dtype of the file → storage name and NumPy type."""
+
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+)
+"""Where multimodal files keep the language model, old and new."""
+
+
+class HuggingFaceCheckpoint(Checkpoint):
+    """Reads `config.json`, `generation_config.json` and `model.safetensors` (or its shards).
+
+    Raises:
+        CheckpointError: a file is missing or malformed, or the tensors do not fit the config.
+        UnsupportedModel: the architecture, or a feature or number format of it, is not implemented.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config_file = path / "config.json"
+        generation_file = path / "generation_config.json"
+        generation = read_json_object(generation_file) if generation_file.exists() else {}
+        config = validate(read_config(read_json_object(config_file), generation, str(config_file)), str(config_file))
+        self._files: list[SafetensorsFile] = []
+        try:
+            self._open_weights()
+            self._sources = self._locate()
+            self._tensors = select_tensors(self._infos(), config, str(path), self._stored_name)
+            self._refuse_other_types()
+        except BaseException:
+            self.close()
+            raise
+        scale = round_to_storage(config.embedding_scale, self._tensors[EMBEDDING].storage)
+        self.config = replace(config, embedding_scale=scale)
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """The tensors that the architecture uses, in file order."""
+        return dict(self._tensors)
+
+    def read_stored(self, name: str) -> npt.NDArray[Any]:
+        """The tensor as it is stored; usually a read-only view of the mapped file."""
+        info = self._info(name)
+        file, stored_name = self._sources[name]
+        tensor = file.tensors[stored_name]
+        return file.file.array(tensor.offset, info.shape, _STORAGE[tensor.dtype][1])
+
+    def read(self, name: str) -> npt.NDArray[np.float32]:
+        """The tensor as float32 (a read-only view where it is stored so)."""
+        stored = self.read_stored(name)
+        if stored.dtype == np.uint16:
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32, copy=False)
+
+    def tokenizer(self) -> TokenizerAssets:
+        """From `tokenizer.json` and its companions in the folder."""
+        from aotllm.builder.checkpoints.huggingface_tokenizer import tokenizer_from_folder
+
+        return tokenizer_from_folder(self.path)
+
+    def close(self) -> None:
+        """Unmap the files; arrays handed out before stay valid."""
+        for file in self._files:
+            file.close()
+
+    def _open_weights(self) -> None:
+        if (self.path / _WEIGHTS).exists():
+            self._files.append(SafetensorsFile(self.path / _WEIGHTS))
+            return
+        if not (self.path / _INDEX).exists():
+            others = sorted(p.name for p in self.path.glob("pytorch_model*.bin"))
+            hint = f" ({others[0]} is pickled; convert it with save_pretrained)" if others else ""
+            raise CheckpointError(f"{self.path}: neither {_WEIGHTS} nor {_INDEX} is there{hint}")
+        self._open_shards()
+
+    def _open_shards(self) -> None:
+        index_file = self.path / _INDEX
+        weight_map = read_json_object(index_file).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index_file}: field 'weight_map' is missing; expected tensor names and their files")
+        for file_name in weight_map.values():
+            plain = isinstance(file_name, str) and Path(file_name).name == file_name and len(file_name) <= 255
+            if not plain or "\0" in file_name:
+                raise CheckpointError(f"{index_file}: {file_name!r} is not the name of a file in this folder")
+        opened: dict[str, SafetensorsFile] = {}
+        for file_name in dict.fromkeys(weight_map.values()):
+            if not (self.path / file_name).exists():
+                raise CheckpointError(f"{index_file}: the shard {file_name} is missing")
+            opened[file_name] = SafetensorsFile(self.path / file_name)
+            self._files.append(opened[file_name])
+        for tensor, file_name in weight_map.items():
+            if tensor not in opened[file_name].tensors:
+                raise CheckpointError(f"{index_file}: tensor '{tensor}' is not in {file_name}, where it should be")
+
+    def _locate(self) -> dict[str, tuple[SafetensorsFile, str]]:
+        """Canonical name → file and name in it."""
+        sources: dict[str, tuple[SafetensorsFile, str]] = {}
+        for file in self._files:
+            for stored_name in file.tensors:
+                name = canonical_name(stored_name)
+                if name in sources:
+                    raise CheckpointError(f"{self.path}: tensor '{stored_name}' is there twice")
+                sources[name] = (file, stored_name)
+        return sources
+
+    def _infos(self) -> dict[str, TensorInfo]:
+        infos = {}
+        for name, (file, stored_name) in self._sources.items():
+            tensor = file.tensors[stored_name]
+            storage = _STORAGE[tensor.dtype][0] if tensor.dtype in _STORAGE else tensor.dtype
+            infos[name] = TensorInfo(name, tensor.shape, storage, tensor.nbytes)
+        return infos
+
+    def _refuse_other_types(self) -> None:
+        known = [storage for storage, _ in _STORAGE.values()]
+        for name, info in self._tensors.items():
+            if info.storage not in known:
+                raise UnsupportedModel(
+                    f"{self._sources[name][0].path}: tensor '{self._stored_name(name)}' holds {info.storage} values; "
+                    f"weights must be {', '.join(_STORAGE)}"
+                )
+
+    def _stored_name(self, name: str) -> str:
+        return self._sources[name][1] if name in self._sources else name
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.path}: there is no tensor '{name}'")
+        return self._tensors[name]
+
+
+def canonical_name(stored_name: str) -> str:
+    """Name of a tensor without the prefix that multimodal files put before the language model."""
+    for prefix, replacement in _PREFIXES:
+        if stored_name.startswith(prefix):
+            return replacement + stored_name[len(prefix) :]
+    return stored_name
+
+
+def round_to_storage(value: float, storage: str) -> float:
+    """`value` rounded to f32, f16 or bf16 (ties to even).
+
+    transformers multiplies Gemma's embeddings by a scale of the weights' own type, so that the rounding is part of
+    the model; other storage formats compute in f32.
+    """
+    if storage == "f16":
+        return float(np.float16(value))
+    bits = int(np.float32(value).view(np.uint32))
+    if storage == "bf16":
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return float(np.uint32(bits).view(np.float32))
