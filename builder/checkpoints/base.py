@@ -77,7 +77,7 @@ class Checkpoint(ABC):
 
     def tensor_digest(self, name: str) -> str:
         """SHA-256 in hex over the bytes of `read_stored(name)`. Raises CheckpointError."""
-        return hashlib.sha256(np.ascontiguousarray(self.read_stored(name))).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(self.read_stored(name)).data).hexdigest()
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Unmap the files."""

@@ -1,4 +1,4 @@
-"""`Fields`: typed access to named values of a checkpoint, with errors that name the file, the field and what it wants."""
+"""`Fields`: typed access to named values of a checkpoint; its errors name the file, the field and what it wants."""
 
 from __future__ import annotations
 

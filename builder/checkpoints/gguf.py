@@ -138,7 +138,8 @@ class GgufCheckpoint(Checkpoint):
         file, tensor = located
         if tensor.type != _F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_ROTARY_DIM // 2:
             raise CheckpointError(
-                f"{file.path}: tensor '{ROPE_FREQS}' is {tensor.type.name} {list(tensor.shape)}; expected F32 [head_dim / 2]"
+                f"{file.path}: tensor '{ROPE_FREQS}' is {tensor.type.name} {list(tensor.shape)}; "
+                "expected F32 [head_dim / 2]"
             )
         return tuple(file.array(tensor.offset, tensor.shape, "<f4").tolist())
 

@@ -106,9 +106,7 @@ def _read_version(cursor: GgufCursor) -> int:
         raise cursor.error(f"not a GGUF file: it starts with {magic!r} instead of {_MAGIC!r}")
     version = cursor.u32("the version")
     if version & 0xFFFF == 0 and version != 0:
-        raise cursor.error(
-            "a big-endian GGUF file; only little-endian ones are read (convert it with gguf-convert-endian)"
-        )
+        raise cursor.error("a big-endian GGUF file; only little-endian ones are read (gguf-convert-endian converts)")
     if version not in (2, 3):
         raise cursor.error(f"GGUF version {version}; versions 2 and 3 are read (convert the model again)")
     return version
@@ -157,7 +155,7 @@ def _read_tensor(cursor: GgufCursor, index: int) -> GgufTensor:
 def _place(cursor: GgufCursor, record: GgufTensor, data_start: int, alignment: int) -> GgufTensor:
     if record.offset % alignment:
         raise cursor.error(
-            f"tensor '{record.name}' starts at byte {record.offset} of the data, no multiple of {alignment}"
+            f"tensor '{record.name}' is misaligned: byte {record.offset} of the data is no multiple of {alignment}"
         )
     begin = data_start + record.offset
     if begin + record.nbytes > cursor.size:

@@ -46,7 +46,7 @@ _CANONICAL_LAYER_NAME = re.compile(r"model\.layers\.([0-9]+)\.(.+)\.(weight|bias
 
 
 def canonical_name(name: str, architecture: str) -> str:
-    """`blk.0.attn_q.weight` → `model.layers.0.self_attn.q_proj.weight`; names without a counterpart stay as they are."""
+    """`blk.0.attn_q.weight` → `model.layers.0.self_attn.q_proj.weight`; names without a counterpart stay."""
     if match := _LAYER_NAME.fullmatch(name):
         part = _LAYERS[architecture].get(match[2])
         return f"model.layers.{match[1]}.{part}.{match[3]}" if part else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,9 @@ class MappedFile:
         """Read-only array over the map; a copy where the file does not align it for its type."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=object)) if shape else 1
-        if offset < 0 or offset + count * kind.itemsize > self.size:
-            raise CheckpointError(
-                f"{self.path}: bytes {offset} to {offset + count * kind.itemsize} are outside the file ({self.size} bytes)"
-            )
+        end = offset + count * kind.itemsize
+        if not 0 <= offset <= end <= self.size:
+            raise CheckpointError(f"{self.path}: bytes {offset} to {end} are outside the file ({self.size} bytes)")
         view = np.frombuffer(self.buffer, kind, count, offset).reshape(shape)
         if view.flags.aligned:
             return view
@@ -54,8 +54,6 @@ class MappedFile:
         """Unmap. Arrays handed out before stay valid: the map lives until the last of them is gone."""
         if self._map is None:
             return
-        try:
+        with contextlib.suppress(BufferError):  # views are still out; the map goes with the last of them
             self._map.close()
-        except BufferError:
-            pass  # views are still out; the map goes with the last of them
         self._map = None
