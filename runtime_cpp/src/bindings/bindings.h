@@ -1,0 +1,12 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace aotllm {
+
+/// Each part of `aotllm._runtime`; what they define is typed in `aotllm/_runtime.pyi`.
+void bind_errors(pybind11::module_& module);
+void bind_cpu_runner(pybind11::module_& module);
+void bind_manager(pybind11::module_& module);
+
+}  // namespace aotllm

@@ -1,0 +1,14 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/bindings.h"
+#include "kernels.h"
+#include "support/cpu_topology.h"
+
+PYBIND11_MODULE(_runtime, module) {
+  module.doc() = "The compiled runtime of aotllm: CPU runner and in-flight-batching manager.";
+  aotllm::bind_errors(module);
+  module.def("cpu_isa", [] { return aotllm::cpu::kernels().isa; });
+  module.def("default_num_threads", &aotllm::default_num_threads);
+  aotllm::bind_cpu_runner(module);
+  aotllm::bind_manager(module);
+}

@@ -1,0 +1,65 @@
+#include "aotllm/engine.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "engine/plan.h"
+#include "engine/safetensors.h"
+#include "support/mapped_file.h"
+#include "support/page_buffer.h"
+
+namespace aotllm {
+namespace {
+
+ModelShape shape_of(const Plan& plan) {
+  ModelShape shape;
+  shape.vocab_size = plan.vocab_size;
+  shape.num_layers = static_cast<std::int32_t>(plan.kv.layers.size());
+  shape.max_seq_len = plan.max_seq_len;
+  shape.max_num_tokens = plan.max_num_tokens;
+  shape.max_batch_size = plan.max_batch_size;
+  shape.tokens_per_block = plan.kv.tokens_per_block;
+  for (const KvLayer& layer : plan.kv.layers) shape.kv_bytes_per_block += 2 * plan.kv.block_bytes(layer);
+  return shape;
+}
+
+}  // namespace
+
+struct Engine::Impl {
+  using Storage = std::variant<MappedFile, PageBuffer>;
+
+  Impl(Storage bytes, std::span<const std::uint8_t> view, const std::string& name)
+      : storage(std::move(bytes)), plan(parse_plan(SafeTensors::parse(view, name))), shape(shape_of(plan)) {}
+
+  Storage storage;  ///< what the plan's views point into
+  Plan plan;
+  ModelShape shape;
+};
+
+Engine Engine::load(const std::string& rank_file) {
+  MappedFile file(rank_file);
+  const auto view = file.bytes();
+  return Engine(std::make_unique<const Impl>(std::move(file), view, rank_file));
+}
+
+Engine Engine::from_bytes(std::span<const std::uint8_t> bytes, const std::string& name) {
+  PageBuffer copy(bytes.size());
+  std::copy(bytes.begin(), bytes.end(), copy.data());
+  const std::span<const std::uint8_t> view(copy.data(), bytes.size());
+  return Engine(std::make_unique<const Impl>(std::move(copy), view, name));
+}
+
+Engine::Engine(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Engine::Engine(Engine&&) noexcept = default;
+Engine& Engine::operator=(Engine&&) noexcept = default;
+Engine::~Engine() = default;
+
+const ModelShape& Engine::shape() const noexcept {
+  return impl_->shape;
+}
+const Plan& Engine::plan() const noexcept {
+  return impl_->plan;
+}
+
+}  // namespace aotllm

@@ -1,0 +1,230 @@
+#include "engine/plan.h"
+
+#include <utility>
+
+#include "aotllm/errors.h"
+#include "engine/plan_reader.h"
+#include "support/strings.h"
+
+namespace aotllm {
+namespace {
+
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxLayers = 4096;
+constexpr std::int64_t kMaxHeads = 4096;
+constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kMaxTokensPerBlock = 1024;
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
+
+int dimension(const JsonField& field) {
+  return static_cast<int>(field.integer(1, kMaxDimension));
+}
+
+void check_target(const JsonField& root) {
+  const auto refuse = [&](const JsonField& field, const std::string& needs, const std::string& here) {
+    throw Error(ErrorKind::kEngineIncompatible, cat(field.path(), ": the engine needs ", needs, ", this runtime has ",
+                                                    here, "; rebuild it with `aotllm build` of this version"));
+  };
+  const JsonField version = root.at("version");
+  if (const auto v = version.integer(1, kMaxDimension); v != kPlanVersion) {
+    refuse(version, cat("plan version ", v), cat("version ", kPlanVersion));
+  }
+  const JsonField target = root.at("target");
+  if (target.string() != "cpu") refuse(target, cat("target ", target.string()), "target cpu");
+}
+
+void read_shape(const JsonField& root, Plan& plan) {
+  plan.vocab_size = dimension(root.at("vocab_size"));
+  plan.hidden_size = dimension(root.at("hidden_size"));
+  plan.max_seq_len = dimension(root.at("max_seq_len"));
+  plan.max_num_tokens = static_cast<int>(root.at("max_num_tokens").integer(1, kMaxTokens));
+  plan.max_batch_size = static_cast<int>(root.at("max_batch_size").integer(1, kMaxTokens));
+}
+
+void read_buffers(const JsonField& root, Plan& plan) {
+  const JsonField arena = root.at("arena_bytes");
+  plan.arena_bytes = arena.integer(0, kMaxBytes);
+  const JsonField buffers = root.at("buffers");
+  std::int64_t most = 0;  // all buffers side by side
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const JsonField field = buffers[i];
+    field.only({"name", "width", "offset"});
+    Buffer buffer;
+    buffer.name = field.at("name").string();
+    buffer.width = dimension(field.at("width"));
+    const std::int64_t bytes = plan.buffer_bytes(buffer);
+    const JsonField offset = field.at("offset");
+    buffer.offset = offset.integer(0, kMaxBytes);
+    if (buffer.offset % 64 != 0) offset.fail("a multiple of 64");
+    if (buffer.offset + bytes > plan.arena_bytes) {
+      offset.fail(cat("[offset, offset + ", bytes, ") within the arena of ", plan.arena_bytes, " bytes"));
+    }
+    most += (bytes + 63) / 64 * 64;
+    plan.buffers.push_back(std::move(buffer));
+  }
+  if (plan.arena_bytes > most) arena.fail(cat("at most ", most, " bytes, the sum of the buffers"));
+}
+
+void read_rope(const JsonField& root, PlanReader& reader) {
+  const JsonField tables = root.at("rope");
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    const JsonField field = tables[i];
+    field.only({"inv_freq", "attention_factor"});
+    const JsonField name = field.at("inv_freq");
+    const auto size = static_cast<std::int64_t>(reader.tensor(name).bytes.size() / sizeof(float));
+    if (size < 1 || size > kMaxHeadDim / 2) name.fail(cat("1 to ", kMaxHeadDim / 2, " values"), cat(size));
+    RopeTable table;
+    table.inv_freq = reader.vector(name, size);
+    table.attention_factor = static_cast<float>(field.at("attention_factor").number(1e-6, 1e6));
+    reader.plan().rope.push_back(table);
+  }
+}
+
+void read_kv(const JsonField& root, Plan& plan) {
+  const JsonField kv = root.at("kv");
+  kv.only({"dtype", "tokens_per_block", "layers"});
+  const JsonField dtype = kv.at("dtype");
+  if (dtype.string() == "f16") {
+    plan.kv.dtype = cpu::KvType::kF16;
+  } else if (dtype.string() != "f32") {
+    dtype.fail("f32 or f16");
+  }
+  const JsonField tokens = kv.at("tokens_per_block");
+  plan.kv.tokens_per_block = static_cast<int>(tokens.integer(16, kMaxTokensPerBlock));
+  if (plan.kv.tokens_per_block % 16 != 0) tokens.fail("a multiple of 16");
+
+  const JsonField layers = kv.at("layers");
+  if (layers.size() > kMaxLayers) layers.fail(cat("at most ", kMaxLayers, " layers"));
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const JsonField field = layers[i];
+    field.only({"num_kv_heads", "head_dim", "window"});
+    KvLayer layer;
+    layer.num_kv_heads = static_cast<int>(field.at("num_kv_heads").integer(1, kMaxHeads));
+    const JsonField head_dim = field.at("head_dim");
+    layer.head_dim = static_cast<int>(head_dim.integer(8, kMaxHeadDim));
+    if (layer.head_dim % 8 != 0) head_dim.fail("a multiple of 8");
+    layer.window = static_cast<int>(field.at("window").integer(0, kMaxDimension));
+    plan.kv.layers.push_back(layer);
+  }
+}
+
+LinearSegment read_segment(const JsonField& field, const PlanReader& reader, const Linear& linear) {
+  field.only({"n", "format", "tensor"});
+  LinearSegment segment;
+  segment.row_begin = linear.n;
+  segment.panel_begin = linear.panels;
+  cpu::Segment& weights = segment.weights;
+  weights.n = dimension(field.at("n"));
+  weights.k = linear.k;
+  const JsonField format = field.at("format");
+  if (!cpu::parse_format(format.string().c_str(), weights.format)) format.fail("a format of this runtime");
+  if (!cpu::is_float_format(weights.format) && linear.k % cpu::kActivationBlock != 0) {
+    format.fail("a float format, as k is no multiple of 32");
+  }
+
+  const JsonField name = field.at("tensor");
+  const Tensor& tensor = reader.tensor(name);
+  const std::size_t panels = (static_cast<std::size_t>(weights.n) + cpu::kPanelRows - 1) / cpu::kPanelRows;
+  const std::size_t bytes = panels * cpu::panel_bytes(weights.format, weights.k);
+  if (tensor.dtype != DType::kU8 || tensor.bytes.size() != bytes) {
+    name.fail(cat("a U8 tensor of ", bytes, " bytes"),
+              cat(tensor.dtype == DType::kU8 ? "U8" : "F32", " of ", tensor.bytes.size(), " bytes"));
+  }
+  weights.panels = tensor.bytes.data();
+  return segment;
+}
+
+void read_linears(const JsonField& root, PlanReader& reader) {
+  const JsonField linears = root.at("linears");
+  for (const auto& [name, json] : linears.object()) {
+    const JsonField field(json, cat(linears.path(), "[\"", name, "\"]"));
+    field.only({"n", "k", "segments"});
+    Linear linear;
+    linear.name = name;
+    linear.k = dimension(field.at("k"));
+    const JsonField segments = field.at("segments");
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      LinearSegment segment = read_segment(segments[i], reader, linear);
+      const cpu::Segment& weights = segment.weights;
+      (cpu::is_float_format(weights.format) ? linear.has_float : linear.has_block) = true;
+      if (linear.n + weights.n > kMaxDimension) segments.fail(cat("at most ", kMaxDimension, " rows"));
+      linear.n += weights.n;
+      linear.panels += (weights.n + cpu::kPanelRows - 1) / cpu::kPanelRows;
+      linear.segments.push_back(std::move(segment));
+    }
+    const JsonField n = field.at("n");
+    if (n.integer(1, kMaxDimension) != linear.n) n.fail(cat(linear.n, ", the rows of the segments"));
+    reader.add_linear(std::move(linear));
+  }
+}
+
+}  // namespace
+
+const Tensor& PlanReader::tensor(const JsonField& field) const {
+  try {
+    return file_.tensor(field.string());
+  } catch (const Error&) {
+    field.fail("the name of a tensor in the file");
+  }
+}
+
+std::span<const float> PlanReader::vector(const JsonField& field, std::int64_t size) const {
+  const Tensor& t = tensor(field);
+  if (t.dtype != DType::kF32 || t.shape.size() != 1 || t.shape[0] != size) {
+    field.fail(cat("an F32 tensor of shape [", size, ']'),
+               cat(field.string(), ", ", t.dtype == DType::kF32 ? "F32" : "U8", " of ", t.bytes.size(), " bytes"));
+  }
+  return t.floats();
+}
+
+std::span<const float> PlanReader::optional_vector(const JsonField& owner, std::string_view key,
+                                                   std::int64_t size) const {
+  const auto field = owner.optional(key);
+  return field ? vector(*field, size) : std::span<const float>{};
+}
+
+int PlanReader::buffer(const JsonField& field) const {
+  if (plan_.buffers.empty()) field.fail("a buffer", "a plan without buffers");
+  return static_cast<int>(field.integer(0, static_cast<std::int64_t>(plan_.buffers.size()) - 1));
+}
+
+int PlanReader::buffer(const JsonField& field, std::int64_t width) const {
+  const int index = buffer(field);
+  const Buffer& b = plan_.buffers[index];
+  if (b.width != width) {
+    field.fail(cat("a buffer of width ", width), cat(index, " (\"", b.name, "\", width ", b.width, ')'));
+  }
+  return index;
+}
+
+int PlanReader::linear(const JsonField& field) const {
+  const auto it = linear_index_.find(field.string());
+  if (it == linear_index_.end()) field.fail("the name of a linear");
+  return it->second;
+}
+
+void PlanReader::add_linear(Linear linear) {
+  linear_index_.emplace(linear.name, static_cast<int>(plan_.linears.size()));
+  plan_.linears.push_back(std::move(linear));
+}
+
+Plan parse_plan(const SafeTensors& file) {
+  const Json json = Json::parse(file.metadata("plan"), cat(file.name(), ": plan"));
+  const JsonField root(json, cat(file.name(), ": plan"));
+  check_target(root);
+  root.only({"version", "target", "vocab_size", "hidden_size", "max_seq_len", "max_num_tokens", "max_batch_size",
+             "arena_bytes", "buffers", "rope", "kv", "linears", "ops"});
+  Plan plan;
+  PlanReader reader(file, plan);
+  read_shape(root, plan);
+  read_buffers(root, plan);
+  read_rope(root, reader);
+  read_kv(root, plan);
+  read_linears(root, reader);
+  const JsonField ops = root.at("ops");
+  for (std::size_t i = 0; i < ops.size(); ++i) plan.ops.push_back(read_op(reader, ops[i]));
+  check_dataflow(plan, ops.path());
+  return plan;
+}
+
+}  // namespace aotllm

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/safetensors.h"
+#include "kernels.h"
+
+namespace aotllm {
+
+/// The version of `docs/engine_format.md` that this runtime reads.
+inline constexpr int kPlanVersion = 1;
+
+/// An intermediate of a step: float32 [max_num_tokens, width] in the arena.
+struct Buffer {
+  std::string name;
+  int width = 0;
+  std::int64_t offset = 0;  ///< bytes, a multiple of 64
+};
+
+/// A segment and its place in the linear.
+struct LinearSegment {
+  cpu::Segment weights;
+  int row_begin = 0;
+  int panel_begin = 0;  ///< panels are numbered through all segments
+};
+
+/// A packed matrix, y[n] = W[n, k] · x[k].
+struct Linear {
+  std::string name;
+  int n = 0;
+  int k = 0;
+  int panels = 0;
+  bool has_float = false;  ///< some segment reads float activations
+  bool has_block = false;  ///< some segment reads quantized activations
+  std::vector<LinearSegment> segments;
+};
+
+struct RopeTable {
+  std::span<const float> inv_freq;  ///< [rotary_dim / 2]
+  float attention_factor = 1.0f;    ///< multiplies cos and sin (YaRN, LongRoPE)
+};
+
+struct KvLayer {
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int window = 0;  ///< tokens; 0 = all
+};
+
+struct KvPlan {
+  cpu::KvType dtype = cpu::KvType::kF32;
+  int tokens_per_block = 0;
+  std::vector<KvLayer> layers;
+
+  std::int64_t element_bytes() const noexcept { return dtype == cpu::KvType::kF16 ? 2 : 4; }
+  /// Bytes of K (or of V) of one block of a layer.
+  std::int64_t block_bytes(const KvLayer& layer) const noexcept {
+    return element_bytes() * layer.num_kv_heads * layer.head_dim * tokens_per_block;
+  }
+};
+
+struct Heads {
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+
+  int group() const noexcept { return num_heads / num_kv_heads; }
+  int q_width() const noexcept { return num_heads * head_dim; }
+  int kv_width() const noexcept { return num_kv_heads * head_dim; }
+};
+
+// Ops. `in`, `out` and `residual` index Plan::buffers; linears index Plan::linears; an absent vector is empty.
+
+struct EmbeddingOp {
+  int out = 0;
+  int linear = 0;
+  float scale = 1.0f;
+};
+
+struct NormQkvRopeOp {
+  int layer = 0;
+  int in = 0;
+  int out = 0;
+  float eps = 0.0f;
+  std::span<const float> norm;    ///< [k]
+  int linear = 0;                 ///< rows Q‖K‖V
+  std::span<const float> bias;    ///< [n]
+  std::span<const float> q_norm;  ///< [head_dim]
+  std::span<const float> k_norm;  ///< [head_dim]
+  float qk_norm_eps = 0.0f;
+  Heads heads;
+  int rope = 0;  ///< indexes Plan::rope
+};
+
+struct PagedAttentionOp {
+  int layer = 0;
+  int in = 0;
+  int out = 0;
+  Heads heads;
+  float scale = 1.0f;
+  float softcap = 0.0f;  ///< 0 = off
+  int window = 0;        ///< 0 = all
+};
+
+struct LinearResidualOp {
+  int in = 0;
+  int residual = 0;
+  int out = 0;
+  int linear = 0;
+  std::span<const float> bias;       ///< [n]
+  std::span<const float> post_norm;  ///< [n]
+  float eps = 0.0f;
+};
+
+struct NormSwigluOp {
+  int in = 0;
+  int out = 0;
+  float eps = 0.0f;
+  std::span<const float> norm;  ///< [k]
+  int gate = 0;
+  int up = 0;
+  std::span<const float> gate_bias;  ///< [n]
+  std::span<const float> up_bias;    ///< [n]
+  cpu::Activation activation = cpu::Activation::kSilu;
+};
+
+struct LmHeadOp {
+  int in = 0;
+  float eps = 0.0f;
+  std::span<const float> norm;  ///< [k]
+  int linear = 0;
+  float softcap = 0.0f;         ///< 0 = off
+  std::span<const float> bias;  ///< [vocab_size]
+};
+
+using Op = std::variant<EmbeddingOp, NormQkvRopeOp, PagedAttentionOp, LinearResidualOp, NormSwigluOp, LmHeadOp>;
+
+/// The program of a step. Views point into the mapped file.
+struct Plan {
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int max_seq_len = 0;
+  int max_num_tokens = 0;
+  int max_batch_size = 0;
+  std::int64_t arena_bytes = 0;
+  std::vector<Buffer> buffers;
+  std::vector<RopeTable> rope;
+  KvPlan kv;
+  std::vector<Linear> linears;
+  std::vector<Op> ops;
+
+  std::int64_t buffer_bytes(const Buffer& buffer) const noexcept {
+    return std::int64_t{4} * max_num_tokens * buffer.width;
+  }
+};
+
+/// Reads `__metadata__["plan"]` and proves that nothing which a step does with it can leave its memory: sizes of
+/// tensors, widths of buffers, offsets in the arena, KV geometry, order of ops. Throws Error(kEngine) naming file,
+/// field, expected and got; Error(kEngineIncompatible) for another version or target.
+Plan parse_plan(const SafeTensors& file);
+
+}  // namespace aotllm

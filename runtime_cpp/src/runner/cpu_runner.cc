@@ -1,0 +1,100 @@
+#include "aotllm/cpu_runner.h"
+
+#include <utility>
+
+#include "aotllm/errors.h"
+#include "aotllm/thread_pool.h"
+#include "engine/plan.h"
+#include "kernels.h"
+#include "runner/kv_pool.h"
+#include "runner/ops.h"
+#include "runner/step_batch.h"
+#include "runner/workspace.h"
+#include "support/cpu_topology.h"
+#include "support/strings.h"
+
+namespace aotllm {
+namespace {
+
+constexpr int kMaxThreads = 4096;
+
+int resolve_threads(int num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw Error(ErrorKind::kInvalidRequest,
+                cat("num_threads: expected 0 (automatic) to ", kMaxThreads, ", got ", num_threads), "num_threads");
+  }
+  return num_threads == 0 ? default_num_threads() : num_threads;
+}
+
+std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
+  std::vector<std::vector<QkvUnit>> units(plan.kv.layers.size());
+  for (const Op& op : plan.ops) {
+    const auto* qkv = std::get_if<NormQkvRopeOp>(&op);
+    if (qkv != nullptr) units[qkv->layer] = qkv_units(plan.linears[qkv->linear], qkv->heads);
+  }
+  return units;
+}
+
+}  // namespace
+
+struct CpuRunner::Impl {
+  Impl(Engine engine_in, const CpuRunnerOptions& options)
+      : engine(std::move(engine_in)),
+        kernels(options.kernels != nullptr ? *options.kernels : cpu::kernels()),
+        units(layer_units(engine.plan())),
+        pool(resolve_threads(options.num_threads)),
+        space(engine.plan(), units, pool.num_threads()),
+        batch(engine.shape()) {}
+
+  Engine engine;
+  const cpu::Kernels& kernels;
+  std::vector<std::vector<QkvUnit>> units;
+  ThreadPool pool;
+  Workspace space;
+  StepBatch batch;
+  KvPool kv;
+};
+
+CpuRunner::CpuRunner(Engine engine, const CpuRunnerOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(engine), options)) {}
+
+CpuRunner::~CpuRunner() = default;
+
+const ModelShape& CpuRunner::shape() const {
+  return impl_->engine.shape();
+}
+int CpuRunner::num_threads() const noexcept {
+  return impl_->pool.num_threads();
+}
+std::int32_t CpuRunner::num_blocks() const noexcept {
+  return impl_->kv.num_blocks();
+}
+
+void CpuRunner::allocate_kv(std::int32_t num_blocks) {
+  if (impl_->kv.num_blocks() != 0) throw Error(ErrorKind::kInternal, "allocate_kv: called a second time");
+  impl_->kv = KvPool(impl_->engine.plan().kv, num_blocks);
+}
+
+void CpuRunner::copy_block(BlockId from, BlockId to) {
+  impl_->kv.copy_block(from, to);
+}
+
+void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outputs) {
+  Impl& impl = *impl_;
+  const Plan& plan = impl.engine.plan();
+  impl.batch.assign(sequences, impl.kv.num_blocks());
+  outputs.vocab_size = plan.vocab_size;
+  outputs.logits.resize(impl.batch.logit_rows().size() * static_cast<std::size_t>(plan.vocab_size));
+
+  const StepContext context{plan,       impl.kernels,          impl.units, impl.space, impl.kv,
+                            impl.batch, outputs.logits.data(), impl.pool};
+  impl.pool.parallel([&](int index, int count) {
+    const Worker worker{context, index, count};
+    compute_rope(worker);
+    for (const Op& op : plan.ops) {
+      std::visit([&](const auto& o) { run(worker, o); }, op);
+    }
+  });
+}
+
+}  // namespace aotllm

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <vector>
+
+#include "engine/plan.h"
+#include "kernels.h"
+
+namespace aotllm {
+
+/// First row of panel `panel`; n for the panel past the end.
+int row_of_panel(const Linear& linear, int panel);
+
+/// Activations from row `row` on, of a linear of `k` columns.
+cpu::Activations rows_from(const cpu::Activations& a, int row, int k);
+
+/// y[row][c] = (W · x[row])[row_of_panel(panel_begin) + c] for `rows` rows of `a` and the rows of panels
+/// [panel_begin, panel_end), through all segments.
+void multiply(const cpu::Kernels& kernels, const Linear& linear, const cpu::Activations& a, int rows, int panel_begin,
+              int panel_end, float* y, std::ptrdiff_t y_stride);
+
+/// Heads that one thread computes together, products and epilogue (norm, RoPE, store) without a barrier between: a head
+/// of Q, or a KV head's K and V. More than one head where a single one does not end on a panel boundary.
+struct QkvUnit {
+  /// Panels to multiply, and the column where their first row goes.
+  struct Product {
+    int panel_begin = 0;
+    int panel_end = 0;
+    int column = 0;
+  };
+
+  int q_begin = 0;  ///< heads of Q; columns [0, …)
+  int q_end = 0;
+  int kv_begin = 0;  ///< KV heads; columns of K after those of Q, columns of V after those of K
+  int kv_end = 0;
+  int columns = 0;
+  int columns_before = 0;  ///< of the units before this one: the weight by which units are split among threads
+  std::vector<Product> products;
+};
+
+std::vector<QkvUnit> qkv_units(const Linear& linear, const Heads& heads);
+
+}  // namespace aotllm

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "aotllm/thread_pool.h"
+#include "engine/plan.h"
+#include "kernels.h"
+#include "runner/kv_pool.h"
+#include "runner/linear.h"
+#include "runner/step_batch.h"
+#include "runner/workspace.h"
+
+namespace aotllm {
+
+/// What the threads of a step share.
+struct StepContext {
+  const Plan& plan;
+  const cpu::Kernels& kernels;
+  const std::vector<std::vector<QkvUnit>>& units;  ///< per layer
+  const Workspace& space;
+  const KvPool& kv;
+  const StepBatch& batch;
+  float* logits;  ///< [logit rows, vocab_size]
+  ThreadPool& pool;
+};
+
+/// One thread's view of a step. All threads run the same ops in the same order, each on its share of rows and panels.
+struct Worker {
+  const StepContext& step;
+  int index;
+  int count;
+
+  const ThreadSpace& own() const noexcept { return step.space.thread(index); }
+  void barrier() const { step.pool.barrier(); }
+};
+
+/// The rows that an op reads, and the norm that it applies to them.
+struct Input {
+  const float* x = nullptr;  ///< [rows, k]
+  int k = 0;
+  std::span<const float> norm;  ///< [k]; empty = none
+  float eps = 0.0f;
+  std::span<const std::int32_t> pick;  ///< rows of x to take, in order; empty = the first `rows`
+  int rows = 0;
+};
+
+/// Normalizes and quantizes an op's input, once per distinct row, in the forms that its linears read. A single row is
+/// prepared by every thread for itself (cheaper than a barrier); more rows are shared out and end with a barrier.
+cpu::Activations prepare(const Worker& worker, const Input& input, bool need_float, bool need_block);
+
+/// cos and sin of every row's position, for each RoPE table. No barrier at the end: the embedding that follows has one.
+void compute_rope(const Worker& worker);
+
+// Each op ends with a barrier where later ops read what it wrote.
+void run(const Worker& worker, const EmbeddingOp& op);
+void run(const Worker& worker, const NormQkvRopeOp& op);
+void run(const Worker& worker, const PagedAttentionOp& op);
+void run(const Worker& worker, const LinearResidualOp& op);
+void run(const Worker& worker, const NormSwigluOp& op);
+void run(const Worker& worker, const LmHeadOp& op);
+
+}  // namespace aotllm

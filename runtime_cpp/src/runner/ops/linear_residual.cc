@@ -1,0 +1,67 @@
+#include "runner/ops.h"
+#include "runner/partition.h"
+
+namespace aotllm {
+namespace {
+
+/// out = residual + W · in + bias, tile by tile.
+void add_product(const Worker& worker, const LinearResidualOp& op, const Linear& linear, const cpu::Activations& a) {
+  const StepContext& step = worker.step;
+  const float* residual = step.space.buffer(op.residual);
+  float* out = step.space.buffer(op.out);
+  float* y = worker.own().tile;
+  for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count,
+                [&](int panel_begin, int panel_end, int row_begin, int row_end) {
+                  const int column = row_of_panel(linear, panel_begin);
+                  const int width = row_of_panel(linear, panel_end) - column;
+                  multiply(step.kernels, linear, rows_from(a, row_begin, linear.k), row_end - row_begin, panel_begin,
+                           panel_end, y, width);
+                  for (int row = row_begin; row < row_end; ++row) {
+                    float* product = y + std::ptrdiff_t{row - row_begin} * width;
+                    const std::ptrdiff_t at = std::ptrdiff_t{row} * linear.n + column;
+                    if (!op.bias.empty()) step.kernels.add(product, op.bias.data() + column, width, product);
+                    step.kernels.add(residual + at, product, width, out + at);
+                  }
+                });
+}
+
+/// out = residual + RMSNorm(W · in + bias): the norm needs whole rows, hence a barrier between.
+void add_normed_product(const Worker& worker, const LinearResidualOp& op, const Linear& linear,
+                        const cpu::Activations& a) {
+  const StepContext& step = worker.step;
+  const float* residual = step.space.buffer(op.residual);
+  float* out = step.space.buffer(op.out);
+  float* y = step.space.unnormalized();  // [rows, n]
+  for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count,
+                [&](int panel_begin, int panel_end, int row_begin, int row_end) {
+                  multiply(step.kernels, linear, rows_from(a, row_begin, linear.k), row_end - row_begin, panel_begin,
+                           panel_end, y + std::ptrdiff_t{row_begin} * linear.n + row_of_panel(linear, panel_begin),
+                           linear.n);
+                });
+  worker.barrier();
+
+  const Range rows = split(step.batch.rows(), worker.index, worker.count);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const std::int64_t at = row * linear.n;
+    if (!op.bias.empty()) step.kernels.add(y + at, op.bias.data(), linear.n, y + at);
+    step.kernels.rms_norm(y + at, op.post_norm.data(), op.eps, linear.n, y + at);
+    step.kernels.add(residual + at, y + at, linear.n, out + at);
+  }
+}
+
+}  // namespace
+
+void run(const Worker& worker, const LinearResidualOp& op) {
+  const StepContext& step = worker.step;
+  const Linear& linear = step.plan.linears[op.linear];
+  const cpu::Activations a = prepare(worker, {step.space.buffer(op.in), linear.k, {}, 0.0f, {}, step.batch.rows()},
+                                     linear.has_float, linear.has_block);
+  if (op.post_norm.empty()) {
+    add_product(worker, op, linear, a);
+  } else {
+    add_normed_product(worker, op, linear, a);
+  }
+  worker.barrier();
+}
+
+}  // namespace aotllm

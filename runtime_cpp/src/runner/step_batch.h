@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "aotllm/model_runner.h"
+
+namespace aotllm {
+
+/// The sequences of a step laid flat: one row per token. Its memory is reserved once.
+class StepBatch {
+ public:
+  explicit StepBatch(const ModelShape& shape);
+
+  /// Takes over a step's tokens; the block tables are only viewed. Throws Error(kInternal) naming the sequence and the
+  /// broken precondition of `ModelRunner::step`; ids are checked here so that no op need do it.
+  void assign(std::span<const SequenceStep> sequences, std::int32_t num_blocks);
+
+  int rows() const noexcept { return static_cast<int>(tokens_.size()); }
+  TokenId token(int row) const noexcept { return tokens_[row]; }
+  std::int32_t position(int row) const noexcept { return positions_[row]; }
+  const BlockId* block_table(int row) const noexcept { return block_tables_[row]; }
+  /// Rows whose logits are wanted, ascending.
+  std::span<const std::int32_t> logit_rows() const noexcept { return logit_rows_; }
+
+ private:
+  void check(const SequenceStep& sequence, std::size_t index, std::int32_t num_blocks) const;
+
+  ModelShape shape_;
+  std::vector<TokenId> tokens_;
+  std::vector<std::int32_t> positions_;
+  std::vector<const BlockId*> block_tables_;  ///< of the row's sequence
+  std::vector<std::int32_t> logit_rows_;
+};
+
+}  // namespace aotllm

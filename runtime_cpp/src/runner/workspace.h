@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/plan.h"
+#include "runner/linear.h"
+#include "support/page_buffer.h"
+
+namespace aotllm {
+
+/// Normalized and quantized rows of one op's input, dense in the op's own k.
+struct ActivationRows {
+  float* x = nullptr;            ///< [rows, k]
+  std::int8_t* q = nullptr;      ///< [rows, k]
+  float* scales = nullptr;       ///< [rows, k / 32]
+  std::int32_t* sums = nullptr;  ///< [rows, k / 16]
+};
+
+/// Memory of one thread.
+struct ThreadSpace {
+  ActivationRows row;        ///< of one row
+  float* tile = nullptr;     ///< [kTileRows, tile width]
+  float* tile_up = nullptr;  ///< the same, for the second of two products
+};
+
+/// Everything that a step writes besides the logits and the KV pool: the arena of the plan's buffers and what the ops
+/// need inside. Sized from the plan and allocated once.
+class Workspace {
+ public:
+  /// `units`: per layer, the units of its norm_qkv_rope.
+  Workspace(const Plan& plan, const std::vector<std::vector<QkvUnit>>& units, int num_threads);
+
+  /// Buffer `index` of the plan: [max_num_tokens, width].
+  float* buffer(int index) const noexcept { return buffers_[index]; }
+  const ActivationRows& rows() const noexcept { return rows_; }
+  /// [max_num_tokens, widest post-normalized linear]
+  float* unnormalized() const noexcept { return unnormalized_; }
+  /// [max_num_tokens, half] of RoPE table `table`.
+  float* cos(int table) const noexcept { return cos_[table]; }
+  float* sin(int table) const noexcept { return sin_[table]; }
+  const ThreadSpace& thread(int index) const noexcept { return threads_[index]; }
+
+ private:
+  PageBuffer memory_;
+  std::vector<float*> buffers_;
+  ActivationRows rows_;
+  float* unnormalized_ = nullptr;
+  std::vector<float*> cos_;
+  std::vector<float*> sin_;
+  std::vector<ThreadSpace> threads_;
+};
+
+}  // namespace aotllm
