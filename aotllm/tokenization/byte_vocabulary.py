@@ -1,0 +1,124 @@
+"""`ByteVocabulary`: the bytes behind each token, which is what decoding, streaming and logprobs need.
+
+A sequence of tokens decodes to the concatenation of their bytes, read as UTF-8. That holds for byte-level BPE and for
+SentencePiece, the two families of current models, and makes decoding stable: a token only ever appends bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from aotllm.errors import EngineError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+_EACH_BYTE = "aotllm.each_byte"
+"""Codec error handler: one U+FFFD for each invalid byte, as SentencePiece decodes"""
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the other 68 for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update((chr(0x100 + i), byte) for i, byte in enumerate(others))
+    return alphabet
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+class ByteVocabulary:
+    """Bytes of every token of a `tokenizers.Tokenizer`, computed once per token.
+
+    Attributes:
+        errors: codec error handler under which the bytes are read as UTF-8.
+        strips_leading_space: a text loses one leading space (the one that SentencePiece put there).
+    """
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        """Raises EngineError where the tokenizer decodes in a way that is not a concatenation of bytes."""
+        self._raw = raw
+        self._bytes: dict[int, bytes] = {}
+        self._special = frozenset(i for i, token in raw.get_added_tokens_decoder().items() if token.special)
+        self._byte_level = False
+        self._byte_fallback = False
+        self._space: str | None = None
+        self.strips_leading_space = False
+        for step in _decoder_steps(raw):
+            self._configure(step)
+        self.errors = "replace" if self._byte_level else _EACH_BYTE
+
+    def _configure(self, step: dict[str, Any]) -> None:
+        kind = step.get("type")
+        if kind == "ByteLevel":
+            self._byte_level = True
+        elif kind == "ByteFallback":
+            self._byte_fallback = True
+        elif kind == "Fuse":
+            pass
+        elif kind == "Replace" and step.get("content") == " " and "String" in step.get("pattern", {}):
+            self._space = step["pattern"]["String"]
+        elif kind == "Strip" and (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0):
+            self.strips_leading_space = True
+        elif kind == "Metaspace":
+            self._space = step.get("replacement", "\u2581")
+            self.strips_leading_space = step.get("prepend_scheme", "always") != "never"
+        else:
+            raise EngineError(
+                f"tokenizer.json: decoder {json.dumps(step)} is not supported; supported are ByteLevel, Metaspace, "
+                "ByteFallback, Fuse, Replace of a character by a space, and Strip of one leading space"
+            )
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` hides the token."""
+        return token_id in self._special
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that the token adds to a text; empty for ids without a token (padded vocabularies have some)."""
+        cached = self._bytes.get(token_id)
+        if cached is None:
+            cached = self._bytes[token_id] = self._compute(token_id)
+        return cached
+
+    def join(self, ids: Iterable[int], skip_special_tokens: bool) -> bytes:
+        """Bytes of a sequence of tokens."""
+        hidden = self._special if skip_special_tokens else frozenset()
+        return b"".join(self.token_bytes(i) for i in ids if i not in hidden)
+
+    def _compute(self, token_id: int) -> bytes:
+        token = self._raw.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        if token is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes(_BYTE_ALPHABET[char] for char in token)
+            except KeyError:  # an added token, which is spelled as it appears in text
+                return token.encode()
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        if self._space is not None:
+            token = token.replace(self._space, " ")
+        return token.encode()
+
+
+def _decoder_steps(raw: RawTokenizer) -> list[dict[str, Any]]:
+    if raw.decoder is None:
+        raise EngineError("tokenizer.json: there is no decoder; ids could not be turned back into text")
+    state: dict[str, Any] = json.loads(raw.decoder.__getstate__())
+    steps = state["decoders"] if state.get("type") == "Sequence" else [state]
+    return list(steps)

@@ -1,0 +1,182 @@
+"""`ChatTemplate`: messages to a prompt, by the checkpoint's Jinja template.
+
+A template is code from a stranger. It runs in Jinja's immutable sandbox, with bounds on what it can loop over and
+build. The environment is the one that Hugging Face documents for chat templates:
+https://huggingface.co/docs/transformers/chat_templating_writing
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from aotllm.errors import InvalidRequest
+
+MAX_OUTPUT_CHARS = 1 << 26
+"""Longest prompt that a template may build"""
+MAX_RANGE_ITEMS = 1_000_000
+"""Sum of the lengths of all `range()`s of one rendering"""
+MAX_SECONDS = 10.0
+"""Longest rendering; looked at whenever the template writes"""
+
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
+        """Compile `source`. `now` is the clock behind the template's `strftime_now`. Raises InvalidRequest."""
+        self._now = now
+        environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS)
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = self._strftime_now
+        environment.globals.pop("lipsum", None)
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise InvalidRequest(f"the model's chat template does not compile: {error}; use a raw prompt") from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for `messages`.
+
+        Args:
+            messages: chat messages as the API takes them (`role`, `content`, …).
+            add_generation_prompt: end with the opening of the assistant's turn.
+            tools: function schemas for templates that show them to the model.
+            bos_token, eos_token: texts that templates insert.
+            kwargs: further variables of the template (`documents`, `enable_thinking`, …).
+
+        Raises:
+            InvalidRequest: the messages are no list of objects, or the template refuses them; its own message is kept.
+        """
+        _check_messages(messages)
+        variables = {
+            **kwargs,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": bos_token or "",
+            "eos_token": eos_token or "",
+            "range": _BoundedRange(MAX_RANGE_ITEMS),
+        }
+        try:
+            return self._run(variables)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"chat template: {error.message or error}", "messages") from None
+        except RecursionError:
+            raise InvalidRequest("chat template: it recurses too deeply", "messages") from None
+        except Exception as error:  # whatever a template's expressions can raise: TypeError, KeyError, …
+            raise InvalidRequest(
+                f"chat template: {type(error).__name__}: {error}; the messages may lack what the template expects",
+                "messages",
+            ) from None
+
+    def _run(self, variables: dict[str, Any]) -> str:
+        deadline = time.monotonic() + MAX_SECONDS
+        parts: list[str] = []
+        size = 0
+        for part in self._template.generate(variables):
+            size += len(part)
+            if size > MAX_OUTPUT_CHARS:
+                raise SecurityError(f"the prompt is longer than {MAX_OUTPUT_CHARS} characters")
+            if time.monotonic() > deadline:
+                raise SecurityError(f"it ran for longer than {MAX_SECONDS:g} s")
+            parts.append(part)
+        return "".join(parts)
+
+    def _strftime_now(self, pattern: str) -> str:
+        return self._now().strftime(pattern)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, without the operators that turn a few characters of template into gigabytes."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if not _small(left) or not _small(right):
+                raise SecurityError("** takes numbers up to 1000")
+        else:
+            for sequence, count in ((left, right), (right, left)):
+                if hasattr(sequence, "__len__") and isinstance(count, int) and len(sequence) * count > MAX_OUTPUT_CHARS:
+                    raise SecurityError(f"* builds more than {MAX_OUTPUT_CHARS} items")
+        return super().call_binop(context, operator, left, right)
+
+
+def _small(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= 1000
+
+
+class _BoundedRange:
+    """`range` with a budget for one rendering, so that nested loops end."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+
+    def __call__(self, *args: int) -> range:
+        items = range(*args)
+        # len() overflows beyond the machine's word
+        count = max(0, (items.stop - items.start + items.step - (1 if items.step > 0 else -1)) // items.step)
+        self._budget -= count
+        if self._budget < 0:
+            raise SecurityError(f"it loops over more than {MAX_RANGE_ITEMS} items of range()")
+        return items
+
+
+class _GenerationTag(Extension):
+    """`{% generation %} … {% endgeneration %}` marks the assistant's text for training; it renders as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_EXTENSIONS = ["jinja2.ext.loopcontrols", _GenerationTag]
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes for HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message object", "messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(
+                f"messages[{index}] is of type {type(message).__name__}, not an object with role and content",
+                "messages",
+            )

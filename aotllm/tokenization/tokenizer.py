@@ -1,0 +1,151 @@
+"""`Tokenizer`: text and chats to ids, ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from aotllm.errors import EngineError, InvalidRequest
+from aotllm.tokenization.byte_vocabulary import ByteVocabulary
+from aotllm.tokenization.chat_template import ChatTemplate
+
+TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+
+class Tokenizer:
+    """The tokenizer of an engine. Immutable and safe to share between threads.
+
+    Decoding reads the concatenated bytes of the tokens as UTF-8. Invalid bytes become U+FFFD: one per ill-formed
+    subsequence for byte-level vocabularies, one per byte for SentencePiece ones, each like its original.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        chat_template: str | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+    ) -> None:
+        """Raises EngineError where `tokenizer_json` is no tokenizer or decodes in an unsupported way."""
+        try:
+            self._raw = RawTokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library has no narrower class
+            raise EngineError(f"{TOKENIZER_FILE} cannot be read: {error}; rebuild the engine") from None
+        # Settings for training batches; a prompt must come through whole.
+        self._raw.no_truncation()
+        self._raw.no_padding()
+        self.byte_vocabulary = ByteVocabulary(self._raw)
+        self.chat_template = chat_template
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+
+    @classmethod
+    def from_folder(cls, folder: Path, bos_token: str | None = None, eos_token: str | None = None) -> Tokenizer:
+        """Read `tokenizer.json` and, where there is one, `chat_template.jinja`. Raises EngineError."""
+        try:
+            tokenizer_json = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+            template = folder / CHAT_TEMPLATE_FILE
+            chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise EngineError(f"{folder.name}: {TOKENIZER_FILE} or {CHAT_TEMPLATE_FILE}: {reason}") from None
+        return cls(tokenizer_json, chat_template, bos_token, eos_token)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens. A model's logits may be wider, where its vocabulary is padded."""
+        return int(self._raw.get_vocab_size(with_added_tokens=True))
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a token as the vocabulary spells it, or None."""
+        return self._raw.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be part of a character; empty for ids without a token."""
+        return self.byte_vocabulary.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `decode(skip_special_tokens=True)` hides the token."""
+        return self.byte_vocabulary.is_special(token_id)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, framed by BOS/EOS where the model asks for it and `add_special_tokens` is set.
+
+        Special tokens that are spelled out in `text` are recognized.
+
+        Raises:
+            InvalidRequest: `text` holds a lone surrogate, which no UTF-8 text can.
+        """
+        try:
+            return list(self._raw.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (UnicodeEncodeError, TypeError):
+            at = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+            if at is None:
+                raise
+            raise InvalidRequest(
+                f"the text holds half of a surrogate pair (U+{ord(text[at]):04X}) at character {at}; send complete "
+                "characters",
+                "prompt",
+            ) from None
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Ids without a token add nothing."""
+        data = self.byte_vocabulary.join(ids, skip_special_tokens)
+        if self.byte_vocabulary.strips_leading_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", errors=self.byte_vocabulary.errors)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text for `messages`; see `ChatTemplate.render`.
+
+        Raises:
+            InvalidRequest: the model has no chat template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template, so it cannot take messages; send a raw prompt instead "
+                "(the completions endpoint, or `aotllm run --raw`)",
+                "messages",
+            )
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            **kwargs,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_special_tokens: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Ids of the prompt for `messages`.
+
+        The template is the whole prompt: BOS is there if the template writes it. `add_special_tokens` frames the
+        prompt as `encode` does, for templates that leave BOS out; a prompt that already begins with BOS gets no second.
+        """
+        prompt = self.apply_chat_template(messages, add_generation_prompt, tools, **kwargs)
+        if self.bos_token and prompt.startswith(self.bos_token):
+            add_special_tokens = False
+        return self.encode(prompt, add_special_tokens=add_special_tokens)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        # Compiled on first use: a template that does not compile spoils chats, not raw prompts.
+        return ChatTemplate(self.chat_template) if self.chat_template is not None else None
