@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,16 @@ from aotllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from aotllm.engines import Engine
     from aotllm.tokenization import Tokenizer
+
+
+_RESERVED_TEMPLATE_NAMES = {
+    "messages",
+    "add_generation_prompt",
+    "tools",
+    "add_special_tokens",
+    "bos_token",
+    "eos_token",
+}
 
 
 class _Prepared(NamedTuple):
@@ -125,39 +135,23 @@ class Executor:
         Raises:
             AotllmError: as `submit`, for the first prompt that fails.
         """
-        handles: list[RequestHandle] = []
-        oldest = 0  # of the handles that may be unfinished
-        for request in _as_requests(prompts, sampling):
-            prepared = self._prepare(request)
-            while True:
-                try:
-                    handles.append(self._submit(prepared))
-                    break
-                except Overloaded:
-                    if oldest == len(handles):
-                        raise
-                    handles[oldest].result()
-                    oldest += 1
-        return [handle.result() for handle in handles]
+        with _Batch() as batch:
+            for request in _as_requests(prompts, sampling):
+                prepared = self._prepare(request)
+                while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
+                    batch.oldest().result()
+            return [handle.result() for handle in batch.handles]
 
     async def generate_async(
         self, prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """`generate` for event loops. Cancelling the task cancels the requests."""
-        handles: list[RequestHandle] = []
-        oldest = 0
-        for request in _as_requests(prompts, sampling):
-            prepared = await asyncio.to_thread(self._prepare, request)
-            while True:
-                try:
-                    handles.append(self._submit(prepared))
-                    break
-                except Overloaded:
-                    if oldest == len(handles):
-                        raise
-                    await handles[oldest]
-                    oldest += 1
-        return [await handle for handle in handles]
+        with _Batch() as batch:
+            for request in _as_requests(prompts, sampling):
+                prepared = await asyncio.to_thread(self._prepare, request)
+                while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
+                    await batch.oldest()
+            return [await handle for handle in batch.handles]
 
     def shutdown(self, drain: bool = False) -> None:
         """Take no more requests and end. Idempotent; returns when all handles are finished.
@@ -208,6 +202,12 @@ class Executor:
                     )
             return prompt
         if request.messages is not None:
+            reserved = _RESERVED_TEMPLATE_NAMES & request.chat_template_kwargs.keys()
+            if reserved:
+                raise InvalidRequest(
+                    f"chat_template_kwargs may not set {min(reserved)}, which aotllm itself sets",
+                    "chat_template_kwargs",
+                )
             return tuple(self.tokenizer.encode_chat(request.messages, **request.chat_template_kwargs))
         assert request.prompt is not None
         prompt = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens))
@@ -222,6 +222,39 @@ class Executor:
             self.tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
         )
         return OutputAssembler(detokenizer, sampling)
+
+
+class _Batch:
+    """The handles of `generate`: submitted as the queue has room, cancelled when the batch fails."""
+
+    def __init__(self) -> None:
+        self.handles: list[RequestHandle] = []
+        self._oldest = 0
+
+    def add(self, submit: Callable[[], RequestHandle]) -> bool:
+        """False if the queue is full and `oldest()` has to be waited for. Raises Overloaded if it is full of others."""
+        try:
+            self.handles.append(submit())
+        except Overloaded:
+            if self._oldest == len(self.handles):
+                raise
+            return False
+        return True
+
+    def oldest(self) -> RequestHandle:
+        """The oldest handle that has not been waited for."""
+        self._oldest += 1
+        return self.handles[self._oldest - 1]
+
+    def __enter__(self) -> _Batch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for handle in self.handles:
+                handle.cancel()
 
 
 def _as_requests(prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None) -> list[Request]:
