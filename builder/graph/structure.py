@@ -30,5 +30,5 @@ def save_structure(model: ir.Model, path: Path | str) -> None:
 
 def _absent(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     return ir.ExternalTensor(
-        WEIGHTS_LOCATION, None, None, tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name or ""
+        WEIGHTS_LOCATION, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name or ""
     )

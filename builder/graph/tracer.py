@@ -75,7 +75,7 @@ class Tracer:
         assert tensor.name, "an initializer needs a name"
         value = self._graph.initializers.get(tensor.name)
         if value is None:
-            shape = ir.Shape(tensor.shape)
+            shape = ir.Shape(tensor.shape.numpy())
             value = ir.Value(name=tensor.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
             self._graph.register_initializer(value)
         return Tensor(value, self)

@@ -36,7 +36,7 @@ def kv_layout(model: ir.Model) -> None:
     Raises:
         Internal: an attention's Q, K and V are not exactly what one `norm_qkv_rope` makes, or others use K and V.
     """
-    layers = []
+    layers: list[KvLayer] = []
     for attention in model.graph:
         if attention.op_type != PAGED_ATTENTION:
             continue

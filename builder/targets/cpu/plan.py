@@ -1,0 +1,80 @@
+"""The plan of the CPU target as types.
+
+`docs/engine_format.md` is the contract; the runtime checks a plan against it when it loads an engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+PLAN_VERSION = 1
+
+Op = dict[str, Any]
+"""An op record: `op` is its name, the other fields are those of the format's table. `in`, `out` and `residual` are
+indices of buffers, `linear`, `gate` and `up` names of linears, `norm`, `bias` and the like names of tensors. Fields
+that an op does not use are absent."""
+
+
+class BufferRecord(TypedDict):
+    """float32 `[max_num_tokens, width]` at `offset` bytes in the arena."""
+
+    name: str
+    width: int
+    offset: int
+
+
+class RopeRecord(TypedDict):
+    """A table of rotary frequencies: the tensor's name, and the factor on cos and sin."""
+
+    inv_freq: str
+    attention_factor: float
+
+
+class KvLayerRecord(TypedDict):
+    """The cache of one layer; `window` in tokens, 0 = all."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int
+
+
+class KvRecord(TypedDict):
+    """The cache of all layers; `dtype` is f32 or f16."""
+
+    dtype: str
+    tokens_per_block: int
+    layers: list[KvLayerRecord]
+
+
+class SegmentRecord(TypedDict):
+    """`n` whole rows of a linear in one format; `tensor` holds their panels."""
+
+    n: int
+    format: str
+    tensor: str
+
+
+class LinearRecord(TypedDict):
+    """A packed matrix `[n, k]`: its segments, in row order."""
+
+    n: int
+    k: int
+    segments: list[SegmentRecord]
+
+
+class Plan(TypedDict):
+    """The whole program of a step."""
+
+    version: int
+    target: str
+    vocab_size: int
+    hidden_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_batch_size: int
+    arena_bytes: int
+    buffers: list[BufferRecord]
+    rope: list[RopeRecord]
+    kv: KvRecord
+    linears: dict[str, LinearRecord]
+    ops: list[Op]

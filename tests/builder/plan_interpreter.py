@@ -1,0 +1,192 @@
+"""A plan, executed in numpy over one real arena: the oracle of the lowering, and what each op of the format means.
+
+Weights are plain float matrices under the tensor names of the segments. Everything is float32, one op after the other,
+one token after the other where that is clearer. The arena is filled with NaN before each step, so that an op which reads
+what nobody wrote shows in the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+F32 = np.float32
+KV_DTYPES = {"f32": np.float32, "f16": np.float16}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of a step, those of all sequences one after the other."""
+
+    token_ids: np.ndarray  # [tokens]
+    positions: np.ndarray  # [tokens], in their sequences
+    block_tables: list[list[int]]  # [tokens]: of each token's sequence
+    logit_rows: list[int]  # tokens whose logits are asked for
+
+    @classmethod
+    def of(cls, tokens, start_positions, block_tables, logits) -> Batch:
+        token_ids, positions, tables, rows = [], [], [], []
+        for sequence, start, table, wanted in zip(tokens, start_positions, block_tables, logits, strict=True):
+            end = len(token_ids) + len(sequence)
+            rows += {"none": [], "last": [end - 1], "all": range(len(token_ids), end)}[wanted]
+            token_ids += sequence
+            positions += range(start, start + len(sequence))
+            tables += [list(table)] * len(sequence)
+        return cls(np.asarray(token_ids), np.asarray(positions), tables, rows)
+
+
+class PlanInterpreter:
+    """Runs the steps of one engine. `step` has the signature of `aotllm._runtime.CpuRunner.step`."""
+
+    def __init__(self, plan: dict[str, Any], tensors: Mapping[str, np.ndarray], num_blocks: int):
+        assert plan["version"] == 1
+        assert plan["target"] == "cpu"
+        self.plan = plan
+        self.tensors = tensors
+        self.arena = np.zeros(plan["arena_bytes"], np.uint8)
+        kv = plan["kv"]
+        self.cache = [  # per layer: K, V [num_blocks, tokens_per_block, num_kv_heads, head_dim]
+            np.full(
+                (2, num_blocks, kv["tokens_per_block"], layer["num_kv_heads"], layer["head_dim"]),
+                np.nan,
+                KV_DTYPES[kv["dtype"]],
+            )
+            for layer in kv["layers"]
+        ]
+
+    def step(
+        self,
+        tokens: Sequence[Sequence[int]],
+        start_positions: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        logits: Sequence[str],
+    ) -> np.ndarray:
+        """Logits `[rows, vocab_size]` of the tokens that were asked for (`none` | `last` | `all` per sequence)."""
+        batch = Batch.of(tokens, start_positions, block_tables, logits)
+        assert len(batch.token_ids) <= self.plan["max_num_tokens"]
+        self.arena.view(F32)[:] = np.nan
+        result = None
+        for op in self.plan["ops"]:
+            assert result is None, "lm_head is the last op"
+            result = getattr(self, op["op"])(op, batch)
+        assert result is not None, "the last op is lm_head"
+        return result
+
+    # The ops.
+
+    def embedding(self, op, batch):
+        rows = self.matrix(op["linear"])[batch.token_ids]
+        self.buffer(op["out"], batch)[:] = F32(op["scale"]) * rows
+
+    def norm_qkv_rope(self, op, batch):
+        heads, kv_heads, dim = op["num_heads"], op["num_kv_heads"], op["head_dim"]
+        h = rms_norm(self.buffer(op["in"], batch), self.tensors[op["norm"]], op["eps"])
+        qkv = self.linear(op["linear"], h, op.get("bias"))
+        q, k, v = (
+            part.reshape(len(h), -1, dim) for part in np.split(qkv, [heads * dim, (heads + kv_heads) * dim], axis=1)
+        )
+        if op.get("q_norm"):
+            q = rms_norm(q, self.tensors[op["q_norm"]], op["qk_norm_eps"])
+        if op.get("k_norm"):
+            k = rms_norm(k, self.tensors[op["k_norm"]], op["qk_norm_eps"])
+        cos, sin = self.rotary_tables(op["rope"], batch.positions)
+        q, k = rotate_half(q, cos, sin), rotate_half(k, cos, sin)
+        for token in range(len(h)):
+            block, slot = self.slot(batch, token, batch.positions[token])
+            self.cache[op["layer"]][0, block, slot] = k[token]
+            self.cache[op["layer"]][1, block, slot] = v[token]
+        self.buffer(op["out"], batch)[:] = q.reshape(len(h), heads * dim)
+
+    def paged_attention(self, op, batch):
+        heads, kv_heads, dim = op["num_heads"], op["num_kv_heads"], op["head_dim"]
+        query, out = self.buffer(op["in"], batch), self.buffer(op["out"], batch)
+        for token, position in enumerate(batch.positions):
+            first = max(0, position - op["window"] + 1) if op["window"] else 0
+            slots = [self.slot(batch, token, p) for p in range(first, position + 1)]
+            blocks, offsets = zip(*slots, strict=True)
+            k, v = self.cache[op["layer"]][:, blocks, offsets].astype(F32)  # [keys, num_kv_heads, head_dim]
+            q = query[token].reshape(kv_heads, heads // kv_heads, dim)
+            scores = np.einsum("kgd,tkd->kgt", q, k) * F32(op["scale"])
+            weights = softmax(softcap(scores, op["softcap"]))
+            out[token] = np.einsum("kgt,tkd->kgd", weights, v).reshape(-1)
+
+    def linear_residual(self, op, batch):
+        y = self.linear(op["linear"], self.buffer(op["in"], batch), op.get("bias"))
+        if op.get("post_norm"):
+            y = rms_norm(y, self.tensors[op["post_norm"]], op["eps"])
+        self.buffer(op["out"], batch)[:] = self.buffer(op["residual"], batch) + y
+
+    def norm_swiglu(self, op, batch):
+        h = rms_norm(self.buffer(op["in"], batch), self.tensors[op["norm"]], op["eps"])
+        gate = self.linear(op["gate"], h, op.get("gate_bias"))
+        up = self.linear(op["up"], h, op.get("up_bias"))
+        self.buffer(op["out"], batch)[:] = {"silu": silu, "gelu_tanh": gelu_tanh}[op["activation"]](gate) * up
+
+    def lm_head(self, op, batch):
+        h = rms_norm(self.buffer(op["in"], batch)[batch.logit_rows], self.tensors[op["norm"]], op["eps"])
+        return softcap(self.linear(op["linear"], h, op.get("bias")), op["softcap"])
+
+    # What the ops refer to.
+
+    def buffer(self, index, batch):
+        """float32 `[tokens, width]`: a view of the arena."""
+        record = self.plan["buffers"][index]
+        nbytes = self.plan["max_num_tokens"] * record["width"] * 4
+        data = self.arena[record["offset"] : record["offset"] + nbytes]
+        assert len(data) == nbytes, f"buffer {index} ends outside the arena"
+        return data.view(F32).reshape(-1, record["width"])[: len(batch.token_ids)]
+
+    def matrix(self, name):
+        """`[n, k]`: the segments of a linear, one under the other."""
+        record = self.plan["linears"][name]
+        parts = [self.tensors[segment["tensor"]] for segment in record["segments"]]
+        assert [len(part) for part in parts] == [segment["n"] for segment in record["segments"]]
+        matrix = np.concatenate(parts)
+        assert matrix.shape == (record["n"], record["k"])
+        return matrix
+
+    def linear(self, name, x, bias):
+        y = x @ self.matrix(name).T
+        return y + self.tensors[bias] if bias else y
+
+    def rotary_tables(self, index, positions):
+        """cos, sin `[tokens, 1, rotary_dim / 2]`."""
+        record = self.plan["rope"][index]
+        angles = positions.astype(F32)[:, None, None] * self.tensors[record["inv_freq"]]
+        return np.cos(angles) * F32(record["attention_factor"]), np.sin(angles) * F32(record["attention_factor"])
+
+    def slot(self, batch, token, position):
+        """Block and slot that hold `position` of `token`'s sequence."""
+        size = self.plan["kv"]["tokens_per_block"]
+        return batch.block_tables[token][position // size], position % size
+
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + F32(eps)) * weight
+
+
+def rotate_half(x, cos, sin):
+    """Rotates dimensions i and i + rotary_dim / 2 of each head, passes those from rotary_dim on: `[tokens, heads, dim]`."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def softcap(x, cap):
+    return F32(cap) * np.tanh(x / F32(cap)) if cap else x
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x):
+    return F32(0.5) * x * (1 + np.tanh(F32(np.sqrt(2 / np.pi)) * (x + F32(0.044715) * x**3)))
