@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotllm.builder.targets.cpu.lowering import Lowered, lower
-from aotllm.builder.targets.cpu.packing import pack_segment, segment_bytes, segment_format
-
 import aotllm
 from aotllm.builder.checkpoints import open_checkpoint
 from aotllm.builder.checkpoints.base import FLOAT_STORAGE, Checkpoint, TokenizerAssets
@@ -23,6 +20,8 @@ from aotllm.builder.graph import save_structure
 from aotllm.builder.models import trace
 from aotllm.builder.options import BuildOptions
 from aotllm.builder.passes import run_passes
+from aotllm.builder.targets.cpu.lowering import Lowered, lower
+from aotllm.builder.targets.cpu.packing import pack_segment, segment_format, segment_nbytes
 from aotllm.engines.bundle import (
     CHAT_TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
@@ -132,7 +131,7 @@ def _compile(checkpoint: Checkpoint, options: BuildOptions) -> tuple[Any, Lowere
         max_batch_size=options.max_batch_size,
         kv_dtype=_kv_dtype(checkpoint, options),
         tokens_per_block=options.tokens_per_block,
-        segment_format=lambda name: segment_format(tensors[name].storage, options.dtype, tensors[name].shape[-1]),
+        segment_format=lambda name: segment_format(tensors[name].storage, options.dtype),
     )
     return graph, lowered
 
@@ -150,7 +149,7 @@ def _write_rank(path: Path, checkpoint: Checkpoint, lowered: Lowered, stages: _S
     formats = {s["tensor"]: s["format"] for linear in lowered.plan["linears"].values() for s in linear["segments"]}
     dense = [(job.tensor, job.compute()) for job in lowered.dense_jobs]
     specs = {
-        job.tensor: TensorSpec("U8", (segment_bytes(formats[job.tensor], job.n, job.k),)) for job in lowered.pack_jobs
+        job.tensor: TensorSpec("U8", (segment_nbytes(formats[job.tensor], job.n, job.k),)) for job in lowered.pack_jobs
     }
     specs |= {name: TensorSpec("F32", array.shape) for name, array in dense}
     identity = hashlib.sha256(json.dumps(dataclasses.asdict(checkpoint.config), sort_keys=True).encode())
@@ -191,7 +190,7 @@ def _manifest(
     formats: Counter[str] = Counter()
     for linear in plan["linears"].values():
         for segment in linear["segments"]:
-            formats[segment["format"]] += segment_bytes(segment["format"], segment["n"], linear["k"])
+            formats[segment["format"]] += segment_nbytes(segment["format"], segment["n"], linear["k"])
     kv = plan["kv"]
     kv_per_token = sum(2 * layer["num_kv_heads"] * layer["head_dim"] for layer in kv["layers"]) * _KV_BYTES[kv["dtype"]]
     digests = {RANK_FILE: rank_digest}
