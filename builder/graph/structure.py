@@ -6,29 +6,29 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from aotllm.builder.graph.weights import CheckpointTensor
+
 WEIGHTS_LOCATION = "weights"
 """File that the saved graph says its weights are in. There is none: an engine holds them packed, under other names."""
 
 
 def save_structure(model: ir.Model, path: Path | str) -> None:
-    """Writes `model` as ONNX with every initializer left out: name, type and shape stay, data is marked external.
+    """Writes `model` as ONNX without its weights: their names, types and shapes stay, their data is marked external.
 
-    Reads no weight. The file can be opened and checked, but not run.
+    Reads no weight. Initializers that are not the checkpoint's (rotary frequencies) are small and stay.
     """
-    initializers = model.graph.initializers.values()
-    tensors = [value.const_value for value in initializers]
+    weights = {
+        v: v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, CheckpointTensor)
+    }
     try:
-        for value, tensor in zip(initializers, tensors, strict=True):
-            if tensor is not None:
-                value.const_value = _absent(tensor)
+        for value, tensor in weights.items():
+            value.const_value = _absent(tensor)
         proto = ir.to_proto(model)
     finally:
-        for value, tensor in zip(initializers, tensors, strict=True):
+        for value, tensor in weights.items():
             value.const_value = tensor
     Path(path).write_bytes(proto.SerializeToString())
 
 
-def _absent(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        WEIGHTS_LOCATION, None, None, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name or ""
-    )
+def _absent(tensor: CheckpointTensor) -> ir.ExternalTensor:
+    return ir.ExternalTensor(WEIGHTS_LOCATION, None, None, tensor.dtype, shape=tensor.shape, name=tensor.source)

@@ -1,8 +1,8 @@
 """A plan, executed in numpy over one real arena: the oracle of the lowering, and what each op of the format means.
 
 Weights are plain float matrices under the tensor names of the segments. Everything is float32, one op after the other,
-one token after the other where that is clearer. The arena is filled with NaN before each step, so that an op which reads
-what nobody wrote shows in the logits.
+one token after the other where that is clearer. The arena is filled with NaN before each step, so that an op which
+reads what nobody wrote shows in the logits.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def rms_norm(x, weight, eps):
 
 
 def rotate_half(x, cos, sin):
-    """Rotates dimensions i and i + rotary_dim / 2 of each head, passes those from rotary_dim on: `[tokens, heads, dim]`."""
+    """Rotates dimensions i and i + rotary_dim / 2 of each head; those from rotary_dim on pass."""
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
