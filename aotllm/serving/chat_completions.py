@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from aotllm.executor import Executor
 from aotllm.request import Request, RequestOutput, TokenLogprob
 from aotllm.request_handle import RequestHandle
-from aotllm.serving.generation import merged, results, submit_choices
+from aotllm.serving.generation import merged, results, submit_all
 from aotllm.serving.logprobs import chat_logprobs
 from aotllm.serving.models import ServedModels
 from aotllm.serving.protocol import ChatCompletionRequest
@@ -36,7 +36,7 @@ async def chat_completions(models: ServedModels, body: ChatCompletionRequest, cl
         chat_template_kwargs=body.chat_template_kwargs,
         priority=body.priority,
     )
-    handles = await submit_choices(executor, request, body.n)
+    handles = await submit_all(executor, [request], body.n)
     answer = _ChatAnswer(name, executor, body)
     if body.stream:
         return event_stream(answer.chunks(handles))

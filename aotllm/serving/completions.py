@@ -14,7 +14,7 @@ from aotllm.errors import InvalidRequest
 from aotllm.executor import Executor
 from aotllm.request import Request, RequestOutput, TokenLogprob
 from aotllm.request_handle import RequestHandle
-from aotllm.serving.generation import merged, results, submit_choices
+from aotllm.serving.generation import merged, results, submit_all
 from aotllm.serving.logprobs import completion_logprobs, token_text
 from aotllm.serving.models import ServedModels
 from aotllm.serving.protocol import CompletionRequest
@@ -36,16 +36,17 @@ async def completions(models: ServedModels, body: CompletionRequest, client: Htt
         logprobs=body.logprobs,
     )
     prompts = body.prompts()
-    handles: list[RequestHandle] = []
-    for prompt in prompts:
-        request = Request(
+    requests = [
+        Request(
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=None if isinstance(prompt, str) else prompt,
             sampling=sampling,
             add_special_tokens=body.add_special_tokens,
             priority=body.priority,
         )
-        handles += await submit_choices(executor, request, body.n)
+        for prompt in prompts
+    ]
+    handles = await submit_all(executor, requests, body.n)
     answer = _Completion(name, executor, body, prompts)
     if body.stream:
         return event_stream(answer.chunks(handles))

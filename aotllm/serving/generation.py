@@ -19,23 +19,39 @@ from aotllm.sampling_params import SamplingParams
 T = TypeVar("T")
 
 
-async def submit_choices(executor: Executor, request: Request, n: int) -> list[RequestHandle]:
-    """Submit a request n times; its prompt is tokenized once. All or none: if one is refused, the handles of the
-    others go, and that cancels them. With a seed, each choice gets its own; the first one the seed itself."""
+async def submit_all(executor: Executor, requests: Sequence[Request], n: int) -> list[RequestHandle]:
+    """Submit each request n times, all or none: if one is refused, the others are cancelled.
+
+    A prompt is tokenized once. With a seed, each of the n choices gets its own; the first one the seed itself.
+
+    Returns:
+        handles, request-major: `choice + request * n`.
+    """
+    handles: list[RequestHandle] = []
     try:
-        handles = [await executor.submit_async(request)]
-        for choice in range(1, n):
-            again = dataclasses.replace(
-                request,
-                prompt=None,
-                messages=None,
-                prompt_token_ids=handles[0].prompt_token_ids,
-                sampling=_choice_sampling(request.sampling, choice),
-            )
-            handles.append(await executor.submit_async(again))
-    except Cancelled as error:
-        raise shutting_down() from error
+        for request in requests:
+            first = await executor.submit_async(request)
+            handles.append(first)
+            for choice in range(1, n):
+                again = dataclasses.replace(
+                    request,
+                    prompt=None,
+                    messages=None,
+                    prompt_token_ids=first.prompt_token_ids,
+                    sampling=_choice_sampling(request.sampling, choice),
+                )
+                handles.append(executor.submit(again))
+    except BaseException as error:
+        _cancel_all(handles)
+        if isinstance(error, Cancelled):
+            raise shutting_down() from error
+        raise
     return handles
+
+
+def _cancel_all(handles: Sequence[RequestHandle]) -> None:
+    for handle in handles:
+        handle.cancel()
 
 
 def _choice_sampling(sampling: SamplingParams | None, choice: int) -> SamplingParams | None:
@@ -52,10 +68,6 @@ def shutting_down() -> Overloaded:
 async def merged(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, TokenOutput]]:
     """Outputs of all handles as they come, each with the index of its handle. Ends all when one fails or the consumer
     leaves."""
-    if len(handles) == 1:
-        async for output in handles[0]:
-            yield 0, _not_cancelled(output)
-        return
     queue: asyncio.Queue[tuple[int, TokenOutput | BaseException | None]] = asyncio.Queue()
 
     async def pump(index: int, handle: RequestHandle) -> None:
@@ -80,6 +92,7 @@ async def merged(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, T
     finally:
         for task in tasks:
             task.cancel()
+        _cancel_all(handles)
 
 
 async def results(handles: Sequence[RequestHandle], client: HttpRequest) -> list[RequestOutput]:
@@ -88,7 +101,10 @@ async def results(handles: Sequence[RequestHandle], client: HttpRequest) -> list
     async def gather() -> list[RequestOutput]:
         return list(await asyncio.gather(*(_result(handle) for handle in handles)))
 
-    return await _while_connected(gather(), client)
+    try:
+        return await _while_connected(gather(), client)
+    finally:
+        _cancel_all(handles)
 
 
 async def _result(handle: RequestHandle) -> RequestOutput:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from aotllm.errors import InvalidRequest
 from aotllm.parameters import ParameterSpec, parameters
@@ -41,8 +41,13 @@ class _Common(BaseModel):
     stream_options: StreamOptions | None = None
     priority: int = 0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_set(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
     def sampling(self, defaults: SamplingParams, **changes: Any) -> SamplingParams:
-        """The engine's `defaults` with what the client set; null means "not set".
+        """The engine's `defaults` with what the client set.
 
         Raises:
             InvalidRequest: out of range; names the parameter.
@@ -144,18 +149,18 @@ def _part_text(part: Any, where: str) -> str:
 
 
 def _is_text_format(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and value.get("type") == "text")
+    return isinstance(value, Mapping) and value.get("type") == "text"
 
 
-def _unset(value: Any) -> bool:
-    return value is None or value is False
+def _off(value: Any) -> bool:
+    return value is False
 
 
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), lambda value: value in (None, 0)),
-    **dict.fromkeys(("repetition_penalty", "length_penalty"), lambda value: value in (None, 1)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), lambda value: value == 0),
+    **dict.fromkeys(("repetition_penalty", "length_penalty"), lambda value: value == 1),
     **dict.fromkeys(("logit_bias", "bad_words", "functions"), lambda value: not value),
-    **dict.fromkeys(("tool_choice", "function_call"), lambda value: value in (None, "none")),
+    **dict.fromkeys(("tool_choice", "function_call"), lambda value: value == "none"),
     **dict.fromkeys(
         (
             "tools",
@@ -173,12 +178,12 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
             "web_search_options",
             "audio",
         ),
-        lambda value: value is None,
+        lambda value: False,
     ),
-    **dict.fromkeys(("use_beam_search", "continue_final_message", "chat_template", "suffix", "echo"), _unset),
-    "add_generation_prompt": lambda value: value in (None, True),
-    "add_special_tokens": _unset,  # of chat: the template adds them
-    "modalities": lambda value: value in (None, ["text"]),
+    **dict.fromkeys(("use_beam_search", "continue_final_message", "chat_template", "suffix", "echo"), _off),
+    "add_generation_prompt": lambda value: value is True,
+    "add_special_tokens": _off,  # of chat: the template adds them
+    "modalities": lambda value: value == ["text"],
     "response_format": _is_text_format,
 }
-"""Field -> is this value without effect. Anything else is refused."""
+"""Field -> is this value without effect. Anything else is refused; null is the same as leaving the field out."""

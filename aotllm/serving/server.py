@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
 
 from aotllm.errors import AotllmError
+
+_BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
@@ -31,6 +36,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise AotllmError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --http-port") from None
@@ -38,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run_server(app: FastAPI, host: str, port: int, drain_timeout: float, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; then take no more connections, and let requests in flight finish.
+    """Serve until SIGTERM or Ctrl-C; then take no more connections, and let requests in flight finish.
 
     Args:
         app: from `create_app`.
@@ -48,6 +54,7 @@ def run_server(app: FastAPI, host: str, port: int, drain_timeout: float, ready: 
 
     Raises:
         AotllmError: the address cannot be had.
+        KeyboardInterrupt: it was Ctrl-C. After SIGTERM the function returns.
     """
     listener = listen(host, port)
     name = f"[{host}]" if ":" in host else host
@@ -59,5 +66,18 @@ def run_server(app: FastAPI, host: str, port: int, drain_timeout: float, ready: 
         timeout_graceful_shutdown=max(1, round(drain_timeout)),
         lifespan="off",
     )
-    with listener:
+    with listener, _sigterm_returns():
         _Server(config, lambda: ready(url)).run(sockets=[listener])
+
+
+@contextmanager
+def _sigterm_returns() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more when it is done, which would end the process then and there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

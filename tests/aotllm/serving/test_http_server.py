@@ -1,0 +1,189 @@
+"""A real server on loopback: the official client, clients that leave, SIGTERM."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from aotllm import Executor
+from aotllm.errors import AotllmError
+from aotllm.serving import create_app
+from aotllm.serving.server import listen
+from tests.aotllm.fake_manager import FakeManager, says
+
+Serve = Callable[..., str]
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def serve(start: Callable[..., Executor]) -> Iterator[Serve]:
+    """Serves one model, "m", in a thread; returns the base URL."""
+    servers: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def serve(manager: FakeManager) -> str:
+        app = create_app({"m": start(manager)}, api_keys=["key"])
+        listener = listen("127.0.0.1", 0)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield serve
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join()
+
+
+def client_of(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0, timeout=60)
+
+
+def endless(request: object) -> Iterator[int]:
+    return itertools.cycle(b"x")
+
+
+def test_the_official_client_chats(serve: Serve):
+    client = client_of(serve(FakeManager(says("Grüße, 🌊!"))))
+    answer = client.chat.completions.create(model="m", messages=HI)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Grüße, 🌊!", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len("Grüße, 🌊!".encode()) + 1
+
+
+def test_the_official_client_streams(serve: Serve):
+    client = client_of(serve(FakeManager(says("Grüße, 🌊!"))))
+    stream = client.chat.completions.create(
+        model="m", messages=HI, stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=1
+    )
+    chunks = list(stream)
+    choices = [chunk.choices[0] for chunk in chunks[:-1]]
+    assert "".join(choice.delta.content or "" for choice in choices) == "Grüße, 🌊!"
+    assert not any("\ufffd" in (choice.delta.content or "") for choice in choices)
+    assert choices[0].delta.role == "assistant"
+    assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens > 0
+    # OpenAI's helper that puts a stream together again takes it, too.
+    with client.chat.completions.stream(model="m", messages=HI) as helper:
+        assert helper.get_final_completion().choices[0].message.content == "Grüße, 🌊!"
+
+
+def test_the_official_client_completes(serve: Serve):
+    client = client_of(serve(FakeManager(says("sea"))))
+    assert client.completions.create(model="m", prompt="a", logprobs=1).choices[0].text == "sea"
+    assert "".join(c.choices[0].text for c in client.completions.create(model="m", prompt="a", stream=True)) == "sea"
+    assert [model.id for model in client.models.list()] == ["m"]
+
+
+def test_the_official_client_raises_its_own_errors(serve: Serve):
+    url = serve(FakeManager(endless, stepping="by hand", max_queue_size=1))
+    client = client_of(url)
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="m", messages=HI, temperature=-1)
+    assert (bad.value.param, bad.value.type) == ("temperature", "BadRequestError")
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=HI)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
+    with pytest.raises(openai.InternalServerError) as overloaded:
+        client.completions.create(model="m", prompt="a", n=2)
+    assert overloaded.value.status_code == 503
+    assert overloaded.value.response.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("first_token", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_frees_its_requests(serve: Serve, stream: bool, first_token: bool, n: int):
+    manager = FakeManager(endless, stepping="by hand")
+    address = urlsplit(serve(manager))
+    body = httpx.Request("POST", "http://x", json={"prompt": "a", "n": n, "stream": stream}).read()
+    with closing(socket.create_connection((address.hostname, address.port))) as connection:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nContent-Length: {len(body)}\r\n"
+        )
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        manager.wait_until(lambda m: len(m.running) == n)
+        if first_token:
+            manager.step()
+            if stream:
+                assert connection.recv(12) == b"HTTP/1.1 200"
+    manager.wait_until(lambda m: not m.running)
+    assert sorted(set(manager.cancelled)) == list(range(1, n + 1))
+
+
+def test_an_address_in_use_is_one_sentence(serve: Serve):
+    port = urlsplit(serve(FakeManager(says("ok")))).port
+    with pytest.raises(AotllmError, match=f"cannot listen on 127.0.0.1:{port}"):
+        listen("127.0.0.1", port or 0)
+
+
+SERVER = """
+import sys, threading
+from aotllm import Executor
+from aotllm.serving import create_app, run_server
+from tests.aotllm.fake_manager import FakeEngine, FakeManager, says
+
+manager = FakeManager(says("sea"), stepping="by hand")
+def step_on_each_line():
+    for line in sys.stdin:
+        manager.step()
+threading.Thread(target=step_on_each_line, daemon=True).start()
+with Executor(FakeEngine(), manager_factory=lambda *_: manager) as executor:
+    run_server(create_app({"m": executor}), "127.0.0.1", 0, 60, lambda url: print(url, flush=True))
+print("shut down", manager.shutdowns, flush=True)
+"""
+
+
+def test_sigterm_lets_requests_in_flight_finish():
+    program = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    url = program.stdout.readline().strip()
+
+    def step() -> None:
+        program.stdin.write("\n")  # type: ignore[union-attr]
+        program.stdin.flush()  # type: ignore[union-attr]
+
+    try:
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json={"prompt": "a", "stream": True}, timeout=60
+        ) as response:
+            step()
+            lines = response.iter_lines()
+            text = next(lines)
+            program.send_signal(signal.SIGTERM)
+            _wait_until_refused(url)
+            for _ in range(3):
+                step()
+            text += "".join(lines)
+        output, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+    assert text.count('"text":') == 4
+    assert text.endswith("data: [DONE]")
+    assert (program.returncode, output, errors) == (0, "shut down [False]\n", "")
+
+
+def _wait_until_refused(url: str) -> None:
+    address = urlsplit(url)
+    while True:
+        try:
+            socket.create_connection((address.hostname, address.port)).close()
+        except ConnectionError:
+            return
