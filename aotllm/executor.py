@@ -55,7 +55,7 @@ class Executor:
         num_threads, num_kv_blocks, max_queue_size, max_batch_size, max_num_tokens, max_chunk_tokens: see
             `aotllm.manager.ExecutorConfig`.
         verify: compare the digests of the bundle's files first, about a second per GB; else only their sizes.
-        manager_factory: makes the in-flight-batching loop; for tests.
+        manager_factory: makes the in-flight-batching loop; None = the compiled one. For tests.
 
     Raises:
         EngineError: the bundle is missing or damaged.
@@ -74,7 +74,7 @@ class Executor:
         max_num_tokens: int = 0,
         max_chunk_tokens: int = 0,
         verify: bool = True,
-        manager_factory: ManagerFactory = RuntimeManager,
+        manager_factory: ManagerFactory | None = None,
     ) -> None:
         config = ExecutorConfig(
             num_threads, num_kv_blocks, max_queue_size, max_batch_size, max_num_tokens, max_chunk_tokens
@@ -87,7 +87,7 @@ class Executor:
         self.tokenizer: Tokenizer = engine.tokenizer()
         self.default_sampling = _engine_sampling(engine)
         """Sampling of requests that bring none: the checkpoint's generation_config.json"""
-        self._manager = manager_factory(engine.rank_file(0), config, engine.manifest.eos_token_ids)
+        self._manager = (manager_factory or RuntimeManager)(engine.rank_file(0), config, engine.manifest.eos_token_ids)
         self._dispatcher = Dispatcher(self._manager)
         # Also runs at interpreter exit, when the (daemon) dispatcher thread still lives.
         self._finalizer = weakref.finalize(self, self._dispatcher.shutdown)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.aotllm.cli.command_line import CommandLine
+
+
+@pytest.fixture
+def aotllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(monkeypatch, capsys)
