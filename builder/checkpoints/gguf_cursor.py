@@ -14,8 +14,10 @@ MAX_STRING_BYTES = 16 << 20
 """One string; chat templates reach some 100 kB."""
 MAX_ARRAY_BYTES = 64 << 20
 """One array of numbers."""
-MAX_ITEMS = 4 << 20
-"""Strings and nested arrays in all arrays of a file together; vocabularies and merges reach a million."""
+MAX_STRINGS = 4 << 20
+"""Strings in all arrays of a file together; vocabularies and merges reach a million."""
+MAX_NESTED_ARRAYS = 1 << 16
+"""Arrays in all arrays of a file together; real files have none."""
 MAX_DEPTH = 4
 """Arrays of arrays of …"""
 
@@ -33,7 +35,7 @@ class GgufCursor:
         self._buffer = file.buffer
         self.size = file.size
         self.position = 0
-        self._items = 0
+        self._left_of = {_STRING: MAX_STRINGS, _ARRAY: MAX_NESTED_ARRAYS}
 
     @property
     def left(self) -> int:
@@ -99,11 +101,11 @@ class GgufCursor:
             if count * dtype.itemsize > MAX_ARRAY_BYTES:
                 raise self.error(f"{what} is an array of {count} values; at most {MAX_ARRAY_BYTES} bytes are read")
             return np.frombuffer(self.take(count * dtype.itemsize, what), dtype)
-        if kind not in (_STRING, _ARRAY):
+        if kind not in self._left_of:
             raise self.error(f"{what} is an array of the unknown value type {kind}")
-        self._items += count
-        if self._items > MAX_ITEMS:
-            raise self.error(f"{what} is an array of {count} values; all arrays together may hold {MAX_ITEMS}")
+        if count > self._left_of[kind]:
+            raise self.error(f"{what} is an array of {count} values; that is more than all arrays together may hold")
+        self._left_of[kind] -= count
         if kind == _STRING:
             return self._strings(what, count)
         return [self._value(kind, key, depth) for _ in range(count)]
