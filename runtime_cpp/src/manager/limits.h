@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "aotllm/gpt_manager.h"
+#include "aotllm/scheduler.h"
+
+namespace aotllm {
+
+/// What a manager works within: its config with every 0 resolved against the engine's shape.
+struct Limits {
+  SchedulerConfig scheduler;
+  std::int32_t vocab_size = 0;
+  std::int32_t num_kv_blocks = 0;
+  std::int32_t max_seq_len = 0;         ///< context length: the engine's, or what the KV blocks hold if less
+  std::int32_t engine_max_seq_len = 0;  ///< context length of the engine
+  std::int32_t max_queue_size = 0;
+  std::vector<TokenId> eos_token_ids;
+};
+
+/// Resolves and checks `config`; `free_bytes` as from free_memory(). Throws Error(kInvalidRequest) with the field's
+/// name.
+Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std::optional<std::int64_t> free_bytes);
+
+/// Checks all fields of `request`. Throws Error(kInvalidRequest) with the field's name, or kContextTooLong.
+void validate_request(const Request& request, const Limits& limits);
+
+}  // namespace aotllm
