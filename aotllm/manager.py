@@ -33,7 +33,7 @@ class ExecutorConfig:
     )
     max_queue_size: int = parameter(
         1024,
-        ParameterSpec("Most requests that wait; one more is refused as overloaded.", int, low=1, high=2**31 - 1),
+        ParameterSpec("Most requests that wait; one more is refused as overloaded.", int, low=0, high=2**31 - 1),
     )
     max_batch_size: int = parameter(
         0, ParameterSpec("Most requests that run at a time; 0 = the engine's.", int, low=0, high=2**31 - 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aotllm.errors import InvalidRequest
+from aotllm.parameters import ParameterSpec
 from aotllm.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -17,12 +18,15 @@ Message = Mapping[str, Any]
 """One chat message, `{"role": ..., "content": ...}`; other keys reach the chat template as they are."""
 
 
+_PRIORITY = ParameterSpec("Order of admission.", int, low=-(2**31), high=2**31 - 1)
+
+
 @dataclass(frozen=True)
 class Request:
     """What to generate from. Exactly one of `prompt`, `prompt_token_ids` and `messages` is given.
 
     Raises:
-        InvalidRequest: none or several of the three, or an empty one.
+        InvalidRequest: none or several of the three, an empty one, or a priority out of range.
     """
 
     prompt: str | None = None
@@ -38,7 +42,7 @@ class Request:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Of `messages` only: extra variables for the chat template, for example `enable_thinking`"""
     priority: int = 0
-    """Higher is sooner, where the queue policy looks at it"""
+    """A higher one is admitted first and preempted last; −2³¹ … 2³¹−1"""
     return_logits: bool = False
     """Attach the raw logits row, float32 `[vocab_size]`, of each generated token"""
 
@@ -51,6 +55,7 @@ class Request:
         name = names[0]
         if name != "prompt" and len(given[name] or ()) == 0:
             raise InvalidRequest(f"{name} must not be empty", name)
+        _PRIORITY.check("priority", self.priority)
 
 
 Promptlike = Request | str | Sequence[int]
@@ -64,8 +69,6 @@ def as_request(prompt: Promptlike, sampling: SamplingParams | None = None) -> Re
     if isinstance(prompt, Request):
         if prompt.sampling is not None or sampling is None:
             return prompt
-        from dataclasses import replace
-
         return replace(prompt, sampling=sampling)
     return Request(prompt_token_ids=prompt, sampling=sampling)
 

@@ -73,21 +73,19 @@ def memory_plan(engine: Engine) -> dict[str, int]:
 
 
 def _merge_layers(ops: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that differ in layer only become one, in order of first appearance, with the layers as `0-2, 5`."""
+    """Rows that are equal but for the layer become one, in order of first appearance, with their count and the layers
+    (where ops tell) as `0-2, 5`."""
 
     def key(op: dict[str, Any]) -> str:
         return repr([(name, value) for name, value in op.items() if name != "layer"])
 
-    merged: dict[str, dict[str, Any]] = {}
-    layers: dict[str, list[int]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for op in ops:
-        merged.setdefault(key(op), dict(op))
-        if op["layer"] is not None:
-            layers.setdefault(key(op), []).append(op["layer"])
-    for name, members in layers.items():
-        merged[name]["layer"] = _ranges(members)
-        merged[name]["count"] = len(members)
-    return list(merged.values())
+        groups.setdefault(key(op), []).append(op)
+    return [
+        group[0] | {"count": len(group), "layer": _ranges([op["layer"] for op in group if op["layer"] is not None])}
+        for group in groups.values()
+    ]
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -97,15 +95,16 @@ def _ranges(numbers: list[int]) -> str:
 
 def _show(manifest: dict[str, Any], ops: list[dict[str, Any]], memory: dict[str, int]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     facts = Table(title="Engine", title_justify="left", show_header=False)
     for name, value in _flatten(manifest):
-        facts.add_row(name, value)
+        facts.add_row(name, escape(value))
     table = Table(title="Ops", title_justify="left")
     for heading in ("op", "layers", "out", "matrices [n, k]", "formats"):
-        table.add_column(heading)
+        table.add_column(escape(heading))
     for heading in ("weights", "ops", "in all"):
         table.add_column(heading, justify="right")
     for op in ops:
@@ -113,8 +112,8 @@ def _show(manifest: dict[str, Any], ops: list[dict[str, Any]], memory: dict[str,
         table.add_row(
             op["op"],
             "" if op["layer"] is None else str(op["layer"]),
-            "logits" if op["out"] is None else f"{op['out']} [tokens, {op['width']}]",
-            " ".join(f"[{n}, {k}]" for n, k in op["matrices"]),
+            escape("logits" if op["out"] is None else f"{op['out']} [tokens, {op['width']}]"),
+            escape(" ".join(f"[{n}, {k}]" for n, k in op["matrices"])),
             " ".join(op["formats"]),
             size(op["weight_bytes"]),
             str(count),

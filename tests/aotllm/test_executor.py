@@ -149,6 +149,7 @@ def test_one_prompt_needs_no_list(start: Start):
         (lambda: Request(prompt="a", prompt_token_ids=[1]), InvalidRequest, None),
         (lambda: Request(prompt_token_ids=[]), InvalidRequest, "prompt_token_ids"),
         (lambda: Request(messages=[]), InvalidRequest, "messages"),
+        (lambda: Request(prompt="a", priority=2**31), InvalidRequest, "priority"),
         (lambda: Request(prompt="", add_special_tokens=False), InvalidRequest, "prompt"),
         (lambda: Request(prompt="\ud800"), InvalidRequest, "prompt"),
         (lambda: Request(prompt_token_ids=[260]), InvalidRequest, "prompt_token_ids"),

@@ -87,7 +87,7 @@ def test_a_traceback_is_there_for_those_who_want_it(aotllm: CommandLine, monkeyp
         ["run", "x", "--raw", "--system", "s", "-p", "a"],
         ["serve"],
         ["serve", "a", "--http-port", "70000"],
-        ["serve", "a", "--max-queue-size", "0"],
+        ["serve", "a", "--max-queue-size", "-1"],
         ["serve", "a", "b", "--served-model-name", "one"],
         ["serve", "x/a", "y/a"],
     ],
