@@ -109,8 +109,6 @@ class Timings:
     """Until the first token: queue and prompt. None where there was none"""
     total_seconds: float
     """Until the end"""
-    queue_seconds: float | None = None
-    """Until the first step that worked on the request; None where the runtime does not tell"""
 
     @property
     def generation_seconds(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from aotllm.errors import Internal
@@ -178,3 +180,17 @@ def test_a_failure_is_a_status_when_nothing_was_sent(ask: Ask):
     response = ask(FakeManager(lambda _: [Internal("KV pool lost")])).post("/v1/chat/completions", {"messages": HI})
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "KV pool lost"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_the_server_cancels_is_told_to_try_again(ask: Ask, stream: bool):
+    def answer(_: object) -> Iterator[int]:
+        yield ord("a")
+        manager.cancel(1)  # as shutdown does
+        yield ord("b")
+
+    manager = FakeManager(answer)
+    response = ask(manager).post("/v1/chat/completions", {"messages": HI, "stream": stream})
+    error = (events(response.text)[-1] if stream else response.json())["error"]
+    assert (response.status_code, error["code"]) == (200 if stream else 503, 503)
+    assert "shutting down" in error["message"]
