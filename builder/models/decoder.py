@@ -17,6 +17,7 @@ from aotllm.builder.graph import ops
 from aotllm.builder.graph.tracer import Tensor
 from aotllm.builder.graph.weights import Weights
 from aotllm.builder.models.rope import rotary_frequencies
+from aotllm.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,16 @@ def self_attention(d: Decoder, x: Tensor, layer: int, *, qkv_bias: bool = False,
 
 
 def mlp(d: Decoder, x: Tensor, layer: int) -> Tensor:
-    """Gated feed-forward block of `layer` over the normed `x`: `[tokens, hidden_size]` → same."""
+    """Gated feed-forward block of `layer` over the normed `x`: `[tokens, hidden_size]` → same.
+
+    Raises:
+        UnsupportedModel: an unknown activation.
+    """
     config, prefix = d.config, f"model.layers.{layer}.mlp"
+    if config.hidden_act not in ops.ACTIVATIONS:
+        raise UnsupportedModel(
+            f"Activation {config.hidden_act!r} is not implemented; known ones: {', '.join(ops.ACTIVATIONS)}"
+        )
     gate = d.linear(x, f"{prefix}.gate_proj", config.intermediate_size, config.mlp_bias)
     up = d.linear(x, f"{prefix}.up_proj", config.intermediate_size, config.mlp_bias)
     h = ops.gated(gate, up, config.hidden_act)

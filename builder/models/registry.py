@@ -56,7 +56,7 @@ def trace(checkpoint: Checkpoint, max_seq_len: int) -> ir.Model:
         max_seq_len: longest sequence of the engine, in tokens; some RoPE variants depend on it.
 
     Raises:
-        UnsupportedModel: unknown architecture or RoPE variant.
+        UnsupportedModel: unknown architecture, RoPE variant or activation.
         CheckpointError: a tensor is missing or has another shape than the config asks for.
     """
     config = checkpoint.config

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
+
 from aotllm.builder.passes.pattern import Bind, Maybe, OneOf, Op, Pattern
 
 EMBEDDING = "embedding"
@@ -48,25 +50,34 @@ def _constant(name: str, kind: str) -> Op:
     return Op("Constant", capture={kind: name})
 
 
-_SHAPE = Op("Constant")
-"""An operand that says how to reshape, or which axes"""
+def _axes(*axes: int) -> Op:
+    return Op("Constant", where={"value_ints": axes})
+
+
+def _is_head_shape(shape: tuple[int, ...]) -> bool:
+    """`(0, -1, head_dim)`: the last axis split into heads."""
+    return len(shape) == 3 and shape[:2] == (0, -1) and shape[2] > 0
+
+
 _POSITIONS = Bind("positions")
 
 
 def _add_batch(x: Pattern) -> Op:
-    return Op("Unsqueeze", x, _SHAPE)
+    return Op("Unsqueeze", x, _axes(0))
 
 
 def _drop_batch(x: Pattern) -> Op:
-    return Op("Squeeze", x, _SHAPE)
+    return Op("Squeeze", x, _axes(0))
 
 
 def _head_norm(x: Pattern, weight: str) -> Op:
-    return Op("Reshape", _norm(Op("Reshape", x, _SHAPE), weight, "qk_norm_eps"), _SHAPE)
+    heads = Op("Reshape", x, Op("Constant", where={"value_ints": _is_head_shape}))
+    return Op("Reshape", _norm(heads, weight, "qk_norm_eps"), Op("Constant", where={"value_ints": (0, -1)}))
 
 
 def _table(function: str) -> Op:
-    column = Op("Unsqueeze", Op("Cast", _POSITIONS), _SHAPE)
+    position = Op("Cast", _POSITIONS, where={"to": ir.DataType.FLOAT})
+    column = Op("Unsqueeze", position, _axes(0, 2))
     angles = Op("Mul", column, _weight("inv_freq"))
     return Op("Mul", Op(function, angles), _constant("attention_factor", "value_float"))
 
@@ -87,7 +98,7 @@ def _rotated_head(letter: str, num_heads: str) -> Op:
 
 
 def _mask() -> OneOf:
-    query, key = Op("Unsqueeze", _POSITIONS, _SHAPE), Op("Unsqueeze", _POSITIONS, _SHAPE)
+    query, key = Op("Unsqueeze", _POSITIONS, _axes(1)), Op("Unsqueeze", _POSITIONS, _axes(0))
     causal = Op("LessOrEqual", key, query)
     near = Op("Greater", key, Op("Sub", query, _constant("window", "value_int")))
     return OneOf(("window", Op("And", causal, near)), ("", causal))

@@ -56,12 +56,15 @@ class Bind:
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """A node of the standard domain, its inputs by pattern; trailing inputs without a pattern must be absent."""
+    """A node of the standard domain, its inputs by pattern.
+
+    Inputs and attributes that the pattern does not mention must be absent: they would change what the node means.
+    """
 
     op_type: str
     inputs: tuple[Pattern, ...]
     where: Mapping[str, Any]
-    """Attributes that must have these values"""
+    """Attributes that must have these values, or pass these predicates"""
     capture: Mapping[str, str]
     """Attributes that must be there and vary: name on the node → name on the fused op"""
 
@@ -96,14 +99,15 @@ class Op:
 
     def _match_attributes(self, node: ir.Node, found: Match) -> Mapping[str, ir.Attr] | None:
         """The attributes captured so far and this node's, or None where one differs from what it must be."""
+        if node.attributes.keys() != self.where.keys() | self.capture.keys():
+            return None
         for name, expected in self.where.items():
-            if name not in node.attributes or node.attributes[name].value != expected:
+            actual = node.attributes[name].value
+            if not (expected(actual) if callable(expected) else actual == expected):
                 return None
         attributes = dict(found.attributes)
         for name, fused_name in self.capture.items():
-            attribute = node.attributes.get(name)
-            if attribute is None:
-                return None
+            attribute = node.attributes[name]
             known = attributes.setdefault(fused_name, attribute)
             if known.value != attribute.value:
                 return None

@@ -28,6 +28,11 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(architecture):
         trace(UnreadableCheckpoint(replace(TINY, architecture=architecture)), 64)
 
 
+def test_an_unknown_activation_is_refused_with_the_known_ones():
+    with pytest.raises(UnsupportedModel, match="'relu2' is not implemented; known ones: silu, gelu_tanh"):
+        trace(UnreadableCheckpoint(replace(TINY, hidden_act="relu2")), 64)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_traced_graph_is_valid_standard_onnx(name):
     model = trace(random_checkpoint(CONFIGS[name]), 64)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from aotllm.builder.models import trace
@@ -25,18 +27,25 @@ from tests.builder.plan_interpreter import PlanInterpreter
 LIMITS = {"max_seq_len": 64, "max_num_tokens": 32, "max_batch_size": 4, "tokens_per_block": 16}
 
 
-def lowered(checkpoint, kv_dtype="f32", segment_format=lambda name: "f32"):
+def lower_with_limits(model, config, kv_dtype="f32", segment_format=lambda name: "f32"):
+    return lower(model, config, segment_format=segment_format, kv_dtype=kv_dtype, **LIMITS)
+
+
+def lowered(checkpoint, **options):
     model = trace(checkpoint, LIMITS["max_seq_len"])
     run_passes(model, checkpoint.config, max_num_tokens=LIMITS["max_num_tokens"])
-    return lower(model, checkpoint.config, segment_format=segment_format, kv_dtype=kv_dtype, **LIMITS)
+    return lower_with_limits(model, checkpoint.config, **options)
 
 
-def interpreter(checkpoint, kv_dtype="f32", num_blocks=16):
-    result = lowered(checkpoint, kv_dtype)
+def interpreter_of(result, checkpoint):
     tensors = {job.tensor: checkpoint.read(job.source) for job in result.pack_jobs}
     tensors |= {job.tensor: job.compute() for job in result.dense_jobs}
     plan = json.loads(json.dumps(result.plan))  # as an engine carries it
-    return PlanInterpreter(plan, tensors, num_blocks)
+    return PlanInterpreter(plan, tensors, num_blocks=16)
+
+
+def interpreter(checkpoint, kv_dtype="f32"):
+    return interpreter_of(lowered(checkpoint, kv_dtype=kv_dtype), checkpoint)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -99,6 +108,30 @@ def named_tensors(result: Lowered) -> set[str]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_lowering_reads_no_weight(name):
     lowered(UnreadableCheckpoint(CONFIGS[name]))
+
+
+@pytest.mark.parametrize("name", ["llama-yarn", "gemma2", "gemma3"])
+def test_every_number_in_the_graph_reaches_the_plan(name):
+    """Each float in turn is changed: the plan follows the graph, or a pass refuses (an eps that ops share)."""
+    config = CONFIGS[name]
+    checkpoint, tokens = random_checkpoint(config), random_tokens(config, 9)
+    original = run_graph(trace(checkpoint, 64), tokens)
+    followed = Counter()
+    for i, node in enumerate(trace(checkpoint, 64).graph):
+        for attribute in [a for a in node.attributes.values() if a.type == ir.AttributeType.FLOAT and a.value]:
+            model = trace(checkpoint, 64)
+            model.graph[i].attributes.add(ir.AttrFloat32(attribute.name, attribute.value * 3 + 0.3))
+            expected = run_graph(model, tokens)
+            try:
+                run_passes(model, config, max_num_tokens=LIMITS["max_num_tokens"])
+            except Internal:
+                assert node.op_type == "RMSNormalization"
+                continue
+            actual = interpreter_of(lower_with_limits(model, config), checkpoint).step([tokens], [0], [[0]], ["all"])
+            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-5, err_msg=f"{node.name} {attribute.name}")
+            assert np.abs(expected - original).max() > 1e-3  # the change shows
+            followed[attribute.name] += 1
+    assert {"epsilon", "scale"} <= followed.keys()
 
 
 def test_plan_states_the_limits_and_five_ops_per_layer():
@@ -231,7 +264,7 @@ def test_an_arena_of_another_size_is_refused():
     run_passes(model, TINY, max_num_tokens=8)
     assert arena_plan(model).max_num_tokens == 8
     with pytest.raises(Internal, match="planned for 8 tokens a step, not for 32"):
-        lower(model, TINY, segment_format=lambda name: "f32", kv_dtype="f32", **LIMITS)
+        lower_with_limits(model, TINY)
 
 
 @pytest.mark.parametrize(
