@@ -113,8 +113,13 @@ class GgufCheckpoint(Checkpoint):
         architecture = read_architecture(self.metadata, source)
         freq_factors = self._read_rope_freqs()
         canonical: dict[str, tuple[MappedFile, GgufTensor]] = {}
-        for name, located in self._stored.items():
-            canonical[canonical_name(name, architecture)] = located
+        for stored_name, located in self._stored.items():
+            name = canonical_name(stored_name, architecture)
+            if name in canonical:
+                raise CheckpointError(
+                    f"{source}: tensors '{canonical[name][1].name}' and '{stored_name}' are both {name}"
+                )
+            canonical[name] = located
         self._stored = canonical
         infos = {
             name: TensorInfo(name, tensor.shape, tensor.type.name.lower(), tensor.nbytes)

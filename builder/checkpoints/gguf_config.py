@@ -119,7 +119,7 @@ def _same_in_all_layers(model: Fields, name: str, default: int | None = None) ->
 
 def _head_dim(model: Fields, default: int) -> int:
     head_dim = model.integer("attention.key_length", max(1, default))
-    value_dim = model.integer("attention.value_length", head_dim)
+    value_dim = model.integer("attention.value_length", max(1, default))
     if value_dim != head_dim:
         raise UnsupportedModel(
             f"{model.source}: key_length {head_dim} and value_length {value_dim} differ, which is not implemented"
