@@ -1,7 +1,8 @@
 """The tokenizer of a Hugging Face folder: tokenizer.json, or tokenizer.model, and the files around it.
 
-Which file wins follows transformers: `chat_template.jinja` before the template in `tokenizer_config.json` before
-`chat_template.json`; explicit `add_bos_token` / `add_eos_token` before the post-processor of `tokenizer.json`.
+Which file wins follows transformers 5: `tokenizer.json` says all about ids (`add_bos_token` and `add_eos_token` of
+`tokenizer_config.json` only count beside `tokenizer.model`); `chat_template.jinja` comes before the template in
+`tokenizer_config.json`, and that before `chat_template.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aotllm.builder.checkpoints.sentencepiece_tokenizer import (
     build_sentencepiece_tokenizer,
 )
 from aotllm.builder.checkpoints.sentencepiece_tokenizer_file import read_sentencepiece_model
-from aotllm.builder.checkpoints.special_tokenizer_parts import SpecialTokens, set_bos_eos_template
+from aotllm.builder.checkpoints.special_tokenizer_parts import SpecialTokens
 from aotllm.errors import CheckpointError
 
 _CONFIG = "tokenizer_config.json"
@@ -30,7 +31,7 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model")
 def tokenizer_from_folder(folder: Path) -> TokenizerAssets:
     """Read the tokenizer of a checkpoint folder.
 
-    `tokenizer.json` is kept byte for byte, unless `tokenizer_config.json` asks for other BOS/EOS framing.
+    `tokenizer.json` is kept byte for byte.
 
     Raises:
         CheckpointError: no vocabulary is there (the message lists what was looked for), or a file is malformed.
@@ -40,7 +41,7 @@ def tokenizer_from_folder(folder: Path) -> TokenizerAssets:
     generation = _read_json(folder / "generation_config.json")
     special = _special_tokens(folder, config)
     if (folder / "tokenizer.json").is_file():
-        text, special = _from_tokenizer_json(folder / "tokenizer.json", config, generation, special)
+        text = _from_tokenizer_json(folder / "tokenizer.json", generation, special)
     elif (folder / "tokenizer.model").is_file():
         text = _from_tokenizer_model(folder, config, special)
     else:
@@ -58,9 +59,7 @@ def tokenizer_from_folder(folder: Path) -> TokenizerAssets:
     )
 
 
-def _from_tokenizer_json(
-    path: Path, config: dict[str, Any], generation: dict[str, Any], special: SpecialTokens
-) -> tuple[str, SpecialTokens]:
+def _from_tokenizer_json(path: Path, generation: dict[str, Any], special: SpecialTokens) -> str:
     text = _read_text(path)
     try:
         tokenizer = Tokenizer.from_str(text)
@@ -68,22 +67,10 @@ def _from_tokenizer_json(
         raise CheckpointError(f"{path.name} is not a tokenizer that `tokenizers` can read: {error}") from None
     special.bos = special.bos or _token_of_id(tokenizer, generation.get("bos_token_id"))
     special.eos = special.eos or _token_of_id(tokenizer, generation.get("eos_token_id"))
-    special.add_bos, special.add_eos = _framing(tokenizer, special)
-    wanted = (
-        _flag(config, "add_bos_token", special.add_bos) and special.bos is not None,
-        _flag(config, "add_eos_token", special.add_eos) and special.eos is not None,
-    )
-    if wanted != (special.add_bos, special.add_eos):
-        special.add_bos, special.add_eos = wanted
-        set_bos_eos_template(tokenizer, special, _CONFIG)
-        text = str(tokenizer.to_str())
-    return text, special
-
-
-def _framing(tokenizer: Tokenizer, special: SpecialTokens) -> tuple[bool, bool]:
-    """Whether the post-processor puts BOS before and EOS after a text."""
-    frame = tokenizer.encode("a", add_special_tokens=True).tokens
-    return special.bos is not None and special.bos in frame[:1], special.eos is not None and special.eos in frame[-1:]
+    framed = tokenizer.encode("a", add_special_tokens=True).tokens
+    special.add_bos = special.bos is not None and special.bos in framed[:1]
+    special.add_eos = special.eos is not None and special.eos in framed[-1:]
+    return text
 
 
 def _token_of_id(tokenizer: Tokenizer, token_id: Any) -> str | None:

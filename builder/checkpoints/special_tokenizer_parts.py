@@ -44,16 +44,12 @@ def finish_tokenizer(tokenizer: Tokenizer, special: SpecialTokens, *, normalize_
     if tokenizer.get_vocab_size(with_added_tokens=True) != size:
         raise CheckpointError(f"{where}: special tokens are not in the vocabulary; the file contradicts itself")
     if special.add_bos or special.add_eos:
-        set_bos_eos_template(tokenizer, special, where)
+        _set_bos_eos_template(tokenizer, special, where)
     return str(tokenizer.to_str())
 
 
-def set_bos_eos_template(tokenizer: Tokenizer, special: SpecialTokens, where: str) -> None:
-    """Make `encode(add_special_tokens=True)` put BOS before and EOS after the text, as `special` says.
-
-    Raises:
-        CheckpointError: a token that is to be added is unknown.
-    """
+def _set_bos_eos_template(tokenizer: Tokenizer, special: SpecialTokens, where: str) -> None:
+    """Make `encode(add_special_tokens=True)` put BOS before and EOS after the text, as `special` says."""
     frame = []
     for wanted, token, name in ((special.add_bos, special.bos, "bos"), (special.add_eos, special.eos, "eos")):
         if not wanted:

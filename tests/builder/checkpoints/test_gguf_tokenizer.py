@@ -79,6 +79,7 @@ class TestSmolLM2:
     def test_decoding_equals_the_library(self, smollm2_gguf, smollm2, ids, skip):
         assert smollm2.decode(ids, skip) == library(smollm2_gguf).decode(ids, skip)
 
+    @pytest.mark.slow
     def test_ids_equal_transformers(self, smollm2_gguf, smollm2):
         """transformers does not know this pre-tokenizer and lets a space stick to a digit, so without digits."""
         transformers = pytest.importorskip("transformers")
