@@ -107,7 +107,7 @@ def _q3_k(b: U8) -> Blocks:
     low4 = np.concatenate([packed[..., :8] & 0x0F, packed[..., :8] >> 4], axis=-1)
     high2 = np.concatenate([(packed[..., 8:] >> s) & 3 for s in (0, 2, 4, 6)], axis=-1)
     scales = (low4 | (high2 << 4)).view(np.int8) - np.int8(32)
-    return Blocks(low | (high << 2), scales.reshape(rows, supers * 8, 2), _f16(b[..., 108:110]))
+    return Blocks(low | (high << np.uint8(2)), scales.reshape(rows, supers * 8, 2), _f16(b[..., 108:110]))
 
 
 def _six_bit_pairs(packed: U8) -> U8:
@@ -129,13 +129,13 @@ def _q4_k(b: U8) -> Blocks:
 
 
 def _q5_k(b: U8) -> Blocks:
-    codes = _nibbles(b[..., 48:], 32) | (_bit_planes(b[..., 16:48], 32, 1) << 4)
+    codes = _nibbles(b[..., 48:], 32) | (_bit_planes(b[..., 16:48], 32, 1) << np.uint8(4))
     return Blocks(codes, _six_bit_pairs(b[..., 4:16]), _affine_factors(b))
 
 
 def _q6_k(b: U8) -> Blocks:
     rows, supers = b.shape[:2]
-    codes = _nibbles(b[..., :128], 64) | (_bit_planes(b[..., 128:192], 32, 2) << 4)
+    codes = _nibbles(b[..., :128], 64) | (_bit_planes(b[..., 128:192], 32, 2) << np.uint8(4))
     scales = b[..., 192:208].reshape(rows, supers * 8, 2).view(np.int8)
     return Blocks(codes, scales, _f16(b[..., 208:210]))
 

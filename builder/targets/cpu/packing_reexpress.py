@@ -1,4 +1,4 @@
-"""Block types with codebooks of their own, re-expressed as `q8_f32`: groups of 16 signed 8-bit codes and a float32 scale.
+"""Block types with codebooks of their own, re-expressed as `q8_f32`: 16 int8 codes and a float32 scale a group.
 
 A group is kept exactly where its values are products of one float32 with integers of at most 127. The codebooks are
 built that way, so the magnitudes that each can produce give the few divisors worth trying.

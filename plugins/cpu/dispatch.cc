@@ -1,0 +1,129 @@
+#include <cpuid.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "aotllm/errors.h"
+#include "kernels.h"
+
+namespace aotllm::cpu {
+
+namespace avx2 {
+extern const Kernels kTable;
+}
+namespace avx512 {
+extern const Kernels kTable;
+}
+namespace avx512_vnni {
+extern const Kernels kTable;
+}
+
+namespace {
+
+/// What the kernels ask of CPU and operating system.
+struct CpuFeatures {
+  bool avx2 = false;         ///< AVX2, FMA, F16C, BMI2; the OS saves ymm
+  bool avx512 = false;       ///< F, BW, VL, DQ; the OS saves zmm and masks
+  bool avx512_vnni = false;  ///< AVX512_VNNI
+};
+
+/// Extended control register 0: which register states the operating system saves.
+std::uint64_t read_xcr0() {
+  std::uint32_t low = 0;
+  std::uint32_t high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return static_cast<std::uint64_t>(high) << 32 | low;
+}
+
+// Bits: Intel SDM volume 2, CPUID leaves 1 and 7; volume 1, 13.3 for XCR0.
+CpuFeatures detect() {
+  CpuFeatures features;
+  std::uint32_t eax = 0;
+  std::uint32_t ebx = 0;
+  std::uint32_t ecx = 0;
+  std::uint32_t edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return features;
+  const auto bit = [](std::uint32_t word, int i) { return (word >> i & 1) != 0; };
+  const bool fma = bit(ecx, 12);
+  const bool osxsave = bit(ecx, 27);
+  const bool avx = bit(ecx, 28);
+  const bool f16c = bit(ecx, 29);
+  if (!osxsave || !avx) return features;
+
+  constexpr std::uint64_t kYmmState = 0x06;  // xmm, upper halves of ymm
+  constexpr std::uint64_t kZmmState = 0xE6;  // and masks, upper halves of zmm0-15, zmm16-31
+  const std::uint64_t xcr0 = read_xcr0();
+  if ((xcr0 & kYmmState) != kYmmState || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return features;
+
+  features.avx2 = fma && f16c && bit(ebx, 5) && bit(ebx, 8);
+  features.avx512 =
+      features.avx2 && (xcr0 & kZmmState) == kZmmState && bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 30) && bit(ebx, 31);
+  features.avx512_vnni = features.avx512 && bit(ecx, 11);
+  return features;
+}
+
+struct Isa {
+  std::string_view name;
+  const Kernels& table;
+  bool CpuFeatures::* supported;
+  const char* needs;
+};
+
+/// From best to least.
+const std::array<Isa, 3>& isas() {
+  static const std::array<Isa, 3> all = {{
+      {"avx512_vnni", avx512_vnni::kTable, &CpuFeatures::avx512_vnni, "AVX-512 F, BW, VL, DQ and VNNI"},
+      {"avx512", avx512::kTable, &CpuFeatures::avx512, "AVX-512 F, BW, VL and DQ"},
+      {"avx2", avx2::kTable, &CpuFeatures::avx2, "AVX2, FMA, F16C and BMI2"},
+  }};
+  return all;
+}
+
+const CpuFeatures& features() {
+  static const CpuFeatures detected = detect();
+  return detected;
+}
+
+const Kernels& forced(std::string_view name) {
+  for (const Isa& isa : isas()) {
+    if (isa.name != name) continue;
+    if (features().*isa.supported) return isa.table;
+    throw Error(ErrorKind::kEngineIncompatible,
+                "AOTLLM_FORCE_ISA=" + std::string(name) + " needs a CPU and an operating system with " + isa.needs +
+                    ", which this machine lacks; unset AOTLLM_FORCE_ISA to use the best instruction set it has.");
+  }
+  throw Error(
+      ErrorKind::kEngineIncompatible,
+      "AOTLLM_FORCE_ISA is '" + std::string(name) +
+          "', which is not an instruction set of this build; set it to avx2, avx512 or avx512_vnni, or unset it.");
+}
+
+const Kernels& choose() {
+  const char* name = std::getenv("AOTLLM_FORCE_ISA");
+  if (name != nullptr && *name != '\0') return forced(name);
+  for (const Isa& isa : isas()) {
+    if (features().*isa.supported) return isa.table;
+  }
+  throw Error(ErrorKind::kEngineIncompatible,
+              "The cpu target needs a CPU and an operating system with AVX2, FMA, F16C and BMI2, which this machine "
+              "lacks; run the engine on an x86-64 machine of 2013 or later, with AVX enabled in its hypervisor.");
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();  // a throw leaves it unset: the next call throws again
+  return chosen;
+}
+
+const Kernels* kernels_for(const char* isa) noexcept {
+  for (const Isa& candidate : isas()) {
+    if (candidate.name == isa) return features().*candidate.supported ? &candidate.table : nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace aotllm::cpu

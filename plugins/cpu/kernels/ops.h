@@ -1,0 +1,34 @@
+#pragma once
+
+#include "kernels.h"
+
+// The kernels of one ISA, as `Kernels` of kernels.h describes them.
+
+namespace aotllm::cpu::AOTLLM_ISA {
+
+void rms_norm(const float* x, const float* w, float eps, int n, float* y);
+void quantize(const float* x, int k, std::int8_t* q, float* scales, std::int32_t* sums);
+void matmul(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,
+            std::ptrdiff_t y_stride);
+void dequantize_row(const Segment& w, int row, float scale, float* out);
+void rope(float* x, const float* cos, const float* sin, int half);
+void store_kv(const float* k, const float* v, int head_dim, KvType type, std::uint8_t* k_block, std::uint8_t* v_block,
+              int slot, int tokens_per_block);
+void attention(const AttentionArgs& args);
+void act_mul(Activation act, const float* gate, const float* up, int n, float* out);
+void add(const float* a, const float* b, int n, float* out);
+void softcap(float* x, int n, float cap);
+
+/// Part of `matmul` for f32, f16 and bf16 segments.
+void matmul_floats(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,
+                   std::ptrdiff_t y_stride);
+/// Part of `matmul` for block formats with one scale per 32 values, or float32 scales.
+void matmul_blocks(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,
+                   std::ptrdiff_t y_stride);
+/// Part of `matmul` for the K formats, with scales in two levels.
+void matmul_superblocks(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,
+                        std::ptrdiff_t y_stride);
+
+extern const Kernels kTable;
+
+}  // namespace aotllm::cpu::AOTLLM_ISA

@@ -1,0 +1,36 @@
+#pragma once
+
+// Sixteen lanes, whatever the register width: two ymm on AVX2, one zmm on AVX-512. Kernels are written once over
+// these types. All of it lives in the namespace of the ISA, so that the linker never merges code of two ISAs; for the
+// same reason kernels use no templates or inline functions of the standard library.
+//
+// Every function does the same IEEE operations on every ISA, so float results agree bit for bit between ISAs.
+
+#ifndef AOTLLM_ISA
+#error "kernels are compiled once per ISA with -DAOTLLM_ISA=<name>"
+#endif
+
+#if defined(__AVX512F__)
+#include "kernels/simd_avx512.h"
+#else
+#include "kernels/simd_avx2.h"
+#endif
+
+namespace aotllm::cpu::AOTLLM_ISA {
+
+inline constexpr int kLanes = 16;
+
+/// Lanes [0, n) of memory, the others 0; n in [0, 16].
+inline F32x16 load_lanes(const float* p, int n) {
+  return n >= kLanes ? load(p) : load_partial(p, n);
+}
+
+inline void store_lanes(float* p, F32x16 x, int n) {
+  if (n >= kLanes) {
+    store(p, x);
+  } else {
+    store_partial(p, x, n);
+  }
+}
+
+}  // namespace aotllm::cpu::AOTLLM_ISA

@@ -1,0 +1,22 @@
+#include "kernels/ops.h"
+
+#define AOTLLM_STRINGIFY_(x) #x
+#define AOTLLM_STRINGIFY(x) AOTLLM_STRINGIFY_(x)
+
+namespace aotllm::cpu::AOTLLM_ISA {
+
+extern const Kernels kTable = {
+    AOTLLM_STRINGIFY(AOTLLM_ISA),
+    rms_norm,
+    quantize,
+    matmul,
+    dequantize_row,
+    rope,
+    store_kv,
+    attention,
+    act_mul,
+    add,
+    softcap,
+};
+
+}  // namespace aotllm::cpu::AOTLLM_ISA

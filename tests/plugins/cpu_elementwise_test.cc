@@ -1,0 +1,200 @@
+#include <cmath>
+#include <limits>
+
+#include "cpu_test_support.h"
+
+namespace aotllm::cpu::test {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+double relative_error(double got, double expected) {
+  return got == expected ? 0.0 : std::fabs(got - expected) / std::max(std::fabs(expected), 1e-37);
+}
+
+class CpuElementwise : public OnIsa {};
+INSTANTIATE_ON_ISAS(CpuElementwise);
+
+TEST_P(CpuElementwise, RmsNormAgreesWithDoublePrecision) {
+  Random random(1);
+  for (const int n : {1, 8, 16, 17, 64, 577, 4096}) {
+    std::vector<float> x = normal(random, static_cast<std::size_t>(n), 3.0f);
+    const std::vector<float> w = normal(random, x.size());
+    double squares = 0.0;
+    for (const float v : x) squares += double{v} * v;
+    const double factor = 1.0 / std::sqrt(squares / n + 1e-5);
+    std::vector<float> y(x.size());
+    ops().rms_norm(x.data(), w.data(), 1e-5f, n, y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) ASSERT_LT(relative_error(y[i], x[i] * factor * w[i]), 2e-6) << n;
+    ops().rms_norm(x.data(), w.data(), 1e-5f, n, x.data());
+    EXPECT_TRUE(same_bits(x, y)) << "in place, n " << n;
+  }
+}
+
+TEST_P(CpuElementwise, RmsNormOfZerosIsZero) {
+  std::vector<float> x(20, 0.0f), w(20, 1.0f), y(20, 5.0f);
+  ops().rms_norm(x.data(), w.data(), 1e-6f, 20, y.data());
+  EXPECT_EQ(y, std::vector<float>(20, 0.0f));
+}
+
+TEST_P(CpuElementwise, RopeRotatesPairs) {
+  Random random(2);
+  for (const int half : {1, 4, 16, 20, 32, 64}) {
+    const auto size = static_cast<std::size_t>(half);
+    std::vector<float> x = normal(random, 2 * size);
+    const std::vector<float> before = x;
+    std::vector<float> cos, sin;
+    for (int i = 0; i < half; ++i) {
+      cos.push_back(std::cos(0.1f * static_cast<float>(i)));
+      sin.push_back(std::sin(0.1f * static_cast<float>(i)));
+    }
+    ops().rope(x.data(), cos.data(), sin.data(), half);
+    for (std::size_t i = 0; i < size; ++i) {
+      const double re = before[i], im = before[i + size];
+      EXPECT_NEAR(x[i], re * cos[i] - im * sin[i], 1e-6);
+      EXPECT_NEAR(x[i + size], im * cos[i] + re * sin[i], 1e-6);
+    }
+  }
+}
+
+/// Every binade of both signs, dense around 0, and the largest values.
+std::vector<float> probes() {
+  std::vector<float> x = {0.0f, -0.0f, 1e-45f, -1e-45f, 88.0f, -88.0f, 3e38f, -3e38f};
+  Random random(3);
+  for (int exponent = -40; exponent < 8; ++exponent) {
+    for (float v : normal(random, 40)) x.push_back(std::ldexp(v, exponent));
+  }
+  return x;
+}
+
+double silu(double x) {
+  return x / (1.0 + std::exp(-x));
+}
+double gelu_tanh(double x) {
+  const double u = std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x);
+  return x / (1.0 + std::exp(-2.0 * u));
+}
+
+TEST_P(CpuElementwise, ActivationsAgreeWithDoublePrecision) {
+  const std::vector<float> gate = probes();
+  const std::vector<float> up(gate.size(), 1.0f);
+  std::vector<float> out(gate.size());
+  for (const auto& [act, reference] :
+       {std::pair{Activation::kSilu, &silu}, std::pair{Activation::kGeluTanh, &gelu_tanh}}) {
+    ops().act_mul(act, gate.data(), up.data(), static_cast<int>(gate.size()), out.data());
+    for (std::size_t i = 0; i < gate.size(); ++i) {
+      const double expected = reference(gate[i]);
+      // e^-x magnifies the rounding of its argument by the argument.
+      const double limit = 4e-7 + 2e-7 * std::min(100.0, std::fabs(static_cast<double>(gate[i])));
+      if (std::fabs(expected) > 1e-30) {
+        EXPECT_LT(relative_error(out[i], expected), act == Activation::kSilu ? limit : 4 * limit) << gate[i];
+      } else {
+        EXPECT_NEAR(out[i], expected, 1e-30) << gate[i];
+      }
+    }
+  }
+}
+
+TEST_P(CpuElementwise, ActivationsHaveTheirLimits) {
+  const std::vector<float> gate = {kInf, -kInf, 0.0f, kNan, -1e30f};
+  const std::vector<float> up(gate.size(), 2.0f);
+  for (const Activation act : {Activation::kSilu, Activation::kGeluTanh}) {
+    std::vector<float> out(gate.size());
+    ops().act_mul(act, gate.data(), up.data(), static_cast<int>(gate.size()), out.data());
+    EXPECT_EQ(out[0], kInf);
+    EXPECT_EQ(out[1], 0.0f);
+    EXPECT_EQ(out[2], 0.0f);
+    EXPECT_TRUE(std::isnan(out[3]));
+    EXPECT_EQ(out[4], 0.0f);
+  }
+}
+
+TEST_P(CpuElementwise, SoftcapAgreesWithDoublePrecision) {
+  for (const float cap : {1.0f, 30.0f, 50.0f}) {
+    const std::vector<float> x = probes();
+    std::vector<float> y = x;
+    ops().softcap(y.data(), static_cast<int>(y.size()), cap);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double expected = cap * std::tanh(static_cast<double>(x[i]) / cap);
+      ASSERT_TRUE(relative_error(y[i], expected) < 5e-7 || std::fabs(x[i]) < 1e-36) << x[i] << " cap " << cap;
+    }
+  }
+  std::vector<float> limits = {kInf, -kInf, kNan, -0.0f};
+  ops().softcap(limits.data(), 4, 30.0f);
+  EXPECT_TRUE(same_bits(limits, {30.0f, -30.0f, kNan, -0.0f}));
+}
+
+TEST_P(CpuElementwise, AddAndTails) {
+  for (int n = 0; n <= 40; ++n) {
+    Random random(static_cast<unsigned>(n));
+    const auto size = static_cast<std::size_t>(n);
+    std::vector<float> a = normal(random, size), expected(size + 4, 9.0f);
+    const std::vector<float> b = normal(random, size);
+    for (std::size_t i = 0; i < size; ++i) expected[i] = a[i] + b[i];
+    a.resize(size + 4, 9.0f);
+    ops().add(a.data(), b.data(), n, a.data());
+    EXPECT_TRUE(same_bits(a, expected)) << n;
+  }
+}
+
+// ---- quantize
+
+struct Quantized {
+  explicit Quantized(int k) : q(static_cast<std::size_t>(k)), scales(q.size() / 32), sums(q.size() / 16) {}
+  std::vector<std::int8_t> q;
+  std::vector<float> scales;
+  std::vector<std::int32_t> sums;
+};
+
+Quantized quantize(const Kernels& ops, const std::vector<float>& x) {
+  Quantized result(static_cast<int>(x.size()));
+  ops.quantize(x.data(), static_cast<int>(x.size()), result.q.data(), result.scales.data(), result.sums.data());
+  return result;
+}
+
+TEST_P(CpuElementwise, QuantizeRoundsHalfToEven) {
+  std::vector<float> x(64, 0.0f);
+  const float probe[] = {127.0f, -127.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, 0.49f};
+  const int expected[] = {127, -127, 0, 2, 2, 0, -2, -2, 126, 0};
+  std::copy(std::begin(probe), std::end(probe), x.begin());
+  const Quantized result = quantize(ops(), x);
+  EXPECT_EQ(result.scales, (std::vector<float>{1.0f, 0.0f}));
+  for (std::size_t i = 0; i < std::size(probe); ++i) EXPECT_EQ(result.q[i], expected[i]) << probe[i];
+  EXPECT_EQ(result.sums, (std::vector<std::int32_t>{126, 0, 0, 0}));
+}
+
+TEST_P(CpuElementwise, QuantizeAgreesWithTheDefinition) {
+  Random random(4);
+  for (const float magnitude : {1e-38f, 1e-3f, 1.0f, 1e4f, 1e37f}) {
+    const std::vector<float> x = normal(random, 320, magnitude);
+    const Quantized result = quantize(ops(), x);
+    for (std::size_t b = 0; b < x.size() / 32; ++b) {
+      float largest = 0.0f;
+      for (std::size_t i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[32 * b + i]));
+      ASSERT_EQ(result.scales[b], largest / 127.0f);
+      for (std::size_t i = 0; i < 32; ++i) {
+        const float expected = std::clamp(std::nearbyint(x[32 * b + i] / result.scales[b]), -127.0f, 127.0f);
+        ASSERT_EQ(result.q[32 * b + i], static_cast<int>(expected));
+      }
+      for (std::size_t h = 0; h < 2; ++h) {
+        int sum = 0;
+        for (std::size_t i = 0; i < 16; ++i) sum += result.q[32 * b + 16 * h + i];
+        ASSERT_EQ(result.sums[2 * b + h], sum);
+      }
+    }
+  }
+}
+
+TEST_P(CpuElementwise, QuantizeKeepsCodesInRangeForAnyInput) {
+  for (const float odd : {kNan, kInf, -kInf, 1e-45f, -1e-44f, 3.4e38f}) {
+    std::vector<float> x(32, 1e-45f);
+    x[17] = odd;
+    const Quantized result = quantize(ops(), x);
+    for (const std::int8_t q : result.q) EXPECT_GE(q, -127) << odd;
+    EXPECT_EQ(std::isfinite(result.scales[0]), std::isfinite(odd)) << odd;
+  }
+}
+
+}  // namespace
+}  // namespace aotllm::cpu::test

@@ -1,0 +1,263 @@
+#include <cmath>
+#include <limits>
+
+#include "panel_oracle.h"
+
+namespace aotllm::cpu::test {
+namespace {
+
+struct Shape {
+  int n, k, rows;
+};
+
+// Row counts around every tile size, n around panel borders, the shortest k; K formats need whole superblocks.
+std::vector<Shape> shapes(const Layout& layout) {
+  if (layout.scale_type == 'u' || layout.scale_type == 'i') return {{16, 256, 1}, {23, 512, 3}, {50, 256, 9}};
+  return {{16, 32, 1}, {1, 96, 2},  {23, 64, 3}, {33, 32, 4}, {48, 160, 5},
+          {17, 96, 7}, {80, 64, 8}, {50, 32, 9}, {5, 32, 17}};
+}
+
+/// One output by the documented order: exact integer sums per scale group, one fma per group and min, ascending k.
+float block_dot(const PackedMatrix& w, const QuantizedRows& x, int row, int n) {
+  const int k = w.k();
+  const int width = 32 / w.layout().scale_groups;
+  float acc = 0.0f;
+  for (int i = 0; i < k; i += width) {
+    std::int32_t products = 0;
+    std::int32_t sum = 0;
+    for (int j = i; j < i + width; ++j) {
+      const int q = x.q[static_cast<std::size_t>(row * k + j)];
+      products += q * w.code(n, j);
+      sum += q;
+    }
+    const float a = x.scales[static_cast<std::size_t>(row * (k / 32) + i / 32)];
+    acc = std::fma(static_cast<float>(products), w.scale(n, i) * a, acc);
+    if (w.layout().affine) acc = std::fma(w.min(n, i), a * static_cast<float>(sum), acc);
+  }
+  return acc;
+}
+
+std::vector<float> block_matmul(const PackedMatrix& w, const QuantizedRows& x, int rows) {
+  std::vector<float> y;
+  for (int row = 0; row < rows; ++row) {
+    for (int n = 0; n < w.n(); ++n) y.push_back(block_dot(w, x, row, n));
+  }
+  return y;
+}
+
+class CpuMatmul : public OnIsa {
+ protected:
+  std::vector<float> run(const Segment& w, const Activations& a, int rows) {
+    std::vector<float> y(static_cast<std::size_t>(rows * w.n), -1.0f);
+    ops().matmul(w, a, rows, 0, (w.n + 15) / 16, y.data(), w.n);
+    return y;
+  }
+};
+INSTANTIATE_ON_ISAS(CpuMatmul);
+
+TEST_P(CpuMatmul, BlockFormatsFollowTheDocumentedOrderBitForBit) {
+  Random random(1);
+  for (const Layout& layout : block_layouts()) {
+    for (const Shape& shape : shapes(layout)) {
+      SCOPED_TRACE(std::string(format_name(layout.format)) + " n " + std::to_string(shape.n) + " k " +
+                   std::to_string(shape.k) + " rows " + std::to_string(shape.rows));
+      const PackedMatrix w(layout, shape.n, shape.k, random);
+      const QuantizedRows x(shape.rows, shape.k, random);
+      EXPECT_TRUE(same_bits(run(w.segment(), x.activations(), shape.rows), block_matmul(w, x, shape.rows)));
+    }
+  }
+}
+
+// Every code and every activation at its largest: the int16 sums must not saturate.
+TEST_P(CpuMatmul, IntegerSumsDoNotOverflow) {
+  Random random(2);
+  for (const Layout& layout : block_layouts()) {
+    PackedMatrix w(layout, 16, 256, random);
+    const std::size_t code_bytes = static_cast<std::size_t>(256 / 32 * 64 * layout.bits);
+    for (const int fill : {0xFF, 0x00, 0x80, 0x7F}) {
+      std::memset(const_cast<std::uint8_t*>(w.segment().panels), fill, code_bytes);
+      for (const std::int8_t q : {std::int8_t{127}, std::int8_t{-127}}) {
+        QuantizedRows x(2, 256, random);
+        std::fill(x.q.begin(), x.q.end(), q);
+        std::fill(x.sums.begin(), x.sums.end(), 16 * q);
+        EXPECT_TRUE(same_bits(run(w.segment(), x.activations(), 2), block_matmul(w, x, 2)))
+            << format_name(layout.format) << " codes " << fill << " activations " << int{q};
+      }
+    }
+  }
+}
+
+TEST_P(CpuMatmul, AnyPanelRangeAndRowSubsetGivesTheSameBits) {
+  Random random(3);
+  for (const Layout& layout : block_layouts()) {
+    const int k = 256, n = 75, rows = 9, panels = 5;
+    const PackedMatrix w(layout, n, k, random);
+    const QuantizedRows x(rows, k, random);
+    const std::vector<float> whole = run(w.segment(), x.activations(), rows);
+    for (int begin = 0; begin < panels; ++begin) {
+      for (int end = begin + 1; end <= panels; ++end) {
+        const int first_row = (begin + end) % 4;
+        const int count = rows - first_row - begin % 3;
+        Activations a = x.activations();
+        a.q += first_row * k;
+        a.scales += first_row * (k / 32);
+        a.sums += first_row * (k / 16);
+        const int columns = std::min(n, 16 * end) - 16 * begin;
+        std::vector<float> got(static_cast<std::size_t>(count * columns));
+        ops().matmul(w.segment(), a, count, begin, end, got.data(), columns);
+        std::vector<float> expected;
+        for (int row = first_row; row < first_row + count; ++row) {
+          for (int c = 0; c < columns; ++c)
+            expected.push_back(whole[static_cast<std::size_t>(row * n + 16 * begin + c)]);
+        }
+        ASSERT_TRUE(same_bits(got, expected)) << format_name(layout.format) << " panels " << begin << ".." << end;
+      }
+    }
+  }
+}
+
+TEST_P(CpuMatmul, WritesNothingBeyondColumnN) {
+  Random random(4);
+  for (const Layout& layout : block_layouts()) {
+    const int n = 21, k = 256, rows = 5, stride = 40;
+    const PackedMatrix w(layout, n, k, random);
+    const QuantizedRows x(rows, k, random);
+    std::vector<float> y(rows * stride, 77.0f);
+    ops().matmul(w.segment(), x.activations(), rows, 0, 2, y.data(), stride);
+    for (int row = 0; row < rows; ++row) {
+      for (int c = n; c < stride; ++c) ASSERT_EQ(y[static_cast<std::size_t>(row * stride + c)], 77.0f);
+    }
+  }
+}
+
+// ---- float formats
+
+/// A float matrix in panels, and its values.
+struct FloatMatrix {
+  FloatMatrix(Format f, int rows, int columns, Random& random)
+      : format(f),
+        n(rows),
+        k(columns),
+        panels(bytes_needed()),
+        values(normal(random, static_cast<std::size_t>(n * k))) {
+    for (int r = 0; r < n; ++r) {
+      for (int i = 0; i < k; ++i) put(r, i, values[static_cast<std::size_t>(r * k + i)]);
+    }
+  }
+  std::size_t bytes_needed() const { return static_cast<std::size_t>((n + 15) / 16) * panel_bytes(format, k); }
+
+  void put(int r, int i, float& value) {
+    std::uint8_t* panel = panels.data() + static_cast<std::size_t>(r / 16) * panel_bytes(format, k);
+    const int lane = r % 16;
+    if (format == Format::kF32) {
+      std::memcpy(panel + (i * 16 + lane) * 4, &value, 4);
+      return;
+    }
+    // A value with 8 significant bits is exact in both 16-bit formats.
+    value = float_of(bits_of(value) & 0xFFFF0000u);
+    if (format == Format::kBF16) {
+      const auto upper = static_cast<std::uint16_t>(bits_of(value) >> 16);
+      std::memcpy(panel + (i / 2 * 16 + lane) * 4 + i % 2 * 2, &upper, 2);
+      return;
+    }
+    std::uint16_t half = 0;
+    if (std::fabs(value) >= 0x1p-14f) {
+      const std::uint32_t b = bits_of(value);
+      half = static_cast<std::uint16_t>((b >> 16 & 0x8000) | (((b >> 23 & 0xFF) - 112) << 10) | (b >> 13 & 0x3FF));
+    }
+    value = half_to_float(half);
+    std::memcpy(panel + (i * 16 + lane) * 2, &half, 2);
+  }
+
+  Segment segment() const { return {format, n, k, panels.data()}; }
+
+  Format format;
+  int n, k;
+  AlignedBytes panels;
+  std::vector<float> values;
+};
+
+constexpr Format kFloatFormats[] = {Format::kF32, Format::kF16, Format::kBF16};
+
+TEST_P(CpuMatmul, FloatFormatsAreOneFmaChainInAscendingK) {
+  Random random(5);
+  for (const Format format : kFloatFormats) {
+    for (const Shape& s :
+         {Shape{1, 1, 1}, {16, 7, 2}, {100, 33, 1}, {100, 20, 2}, {40, 64, 3}, {17, 5, 4}, {70, 19, 9}}) {
+      const FloatMatrix w(format, s.n, s.k, random);
+      const std::ptrdiff_t stride = s.k + 3;
+      const std::vector<float> x = normal(random, static_cast<std::size_t>(s.rows * stride));
+      Activations a;
+      a.x = x.data();
+      a.x_stride = stride;
+      std::vector<float> expected;
+      for (int row = 0; row < s.rows; ++row) {
+        for (int n = 0; n < s.n; ++n) {
+          float acc = 0.0f;
+          for (int k = 0; k < s.k; ++k) {
+            acc = std::fma(w.values[static_cast<std::size_t>(n * s.k + k)],
+                           x[static_cast<std::size_t>(row * stride + k)], acc);
+          }
+          expected.push_back(acc);
+        }
+      }
+      EXPECT_TRUE(same_bits(run(w.segment(), a, s.rows), expected))
+          << format_name(format) << " n " << s.n << " k " << s.k << " rows " << s.rows;
+    }
+  }
+}
+
+// ---- rows
+
+TEST_P(CpuMatmul, DequantizeRowIsExact) {
+  Random random(6);
+  for (const Layout& layout : block_layouts()) {
+    const PackedMatrix w(layout, 37, 512, random);
+    for (const int row : {0, 15, 16, 36}) {
+      std::vector<float> got(512), expected(512);
+      ops().dequantize_row(w.segment(), row, 1.5f, got.data());
+      for (int i = 0; i < 512; ++i) {
+        const float product = w.scale(row, i) * static_cast<float>(w.code(row, i));
+        expected[static_cast<std::size_t>(i)] = 1.5f * (w.layout().affine ? product + w.min(row, i) : product);
+      }
+      EXPECT_TRUE(same_bits(got, expected)) << format_name(layout.format) << " row " << row;
+    }
+  }
+  for (const Format format : kFloatFormats) {
+    const FloatMatrix w(format, 20, 33, random);
+    std::vector<float> got(33), expected;
+    ops().dequantize_row(w.segment(), 18, 2.0f, got.data());
+    for (int i = 0; i < 33; ++i) expected.push_back(2.0f * w.values[static_cast<std::size_t>(18 * 33 + i)]);
+    EXPECT_TRUE(same_bits(got, expected)) << format_name(format);
+  }
+}
+
+TEST(CpuFormats, PanelBytesAreThoseOfTheDocument) {
+  Random random(7);
+  for (const Layout& layout : block_layouts()) {
+    for (const int k : {32, 96, 256, 576, 4096}) {
+      const PackedMatrix w(layout, 16, k, random);
+      EXPECT_EQ(panel_bytes(layout.format, k), w.panel_bytes()) << format_name(layout.format) << " k " << k;
+      EXPECT_EQ(panel_bytes(layout.format, k) % 64, 0u);
+    }
+  }
+  EXPECT_EQ(panel_bytes(Format::kF32, 3), 3 * 64u);
+  EXPECT_EQ(panel_bytes(Format::kF16, 3), 2 * 64u);
+  EXPECT_EQ(panel_bytes(Format::kBF16, 4), 2 * 64u);
+}
+
+TEST(CpuFormats, NamesRoundTrip) {
+  for (int i = 0; i <= static_cast<int>(Format::kQ8_F32); ++i) {
+    const auto format = static_cast<Format>(i);
+    Format parsed = Format::kF32;
+    ASSERT_TRUE(parse_format(format_name(format), parsed)) << format_name(format);
+    EXPECT_EQ(parsed, format);
+  }
+  Format untouched = Format::kQ5_1;
+  EXPECT_FALSE(parse_format("q4_2", untouched));
+  EXPECT_FALSE(parse_format("", untouched));
+  EXPECT_EQ(untouched, Format::kQ5_1);
+}
+
+}  // namespace
+}  // namespace aotllm::cpu::test
