@@ -120,7 +120,7 @@ def test_every_number_in_the_graph_reaches_the_plan(name):
     for i, node in enumerate(trace(checkpoint, 64).graph):
         for attribute in [a for a in node.attributes.values() if a.type == ir.AttributeType.FLOAT and a.value]:
             model = trace(checkpoint, 64)
-            model.graph[i].attributes.add(ir.AttrFloat32(attribute.name, attribute.value * 3 + 0.3))
+            model.graph[i].attributes.add(ir.AttrFloat32(attribute.name, attribute.value * 1.5 + 0.1))
             expected = run_graph(model, tokens)
             try:
                 run_passes(model, config, max_num_tokens=LIMITS["max_num_tokens"])
@@ -129,7 +129,7 @@ def test_every_number_in_the_graph_reaches_the_plan(name):
                 continue
             actual = interpreter_of(lower_with_limits(model, config), checkpoint).step([tokens], [0], [[0]], ["all"])
             np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-5, err_msg=f"{node.name} {attribute.name}")
-            assert np.abs(expected - original).max() > 1e-3  # the change shows
+            assert np.abs(expected - original).max() > 4e-4  # the change shows
             followed[attribute.name] += 1
     assert {"epsilon", "scale"} <= followed.keys()
 
