@@ -1,13 +1,15 @@
 """`ChatTemplate`: messages to a prompt, by the checkpoint's Jinja template.
 
-A template is code from a stranger. It runs in Jinja's immutable sandbox, with bounds on what it can loop over and
-build. The environment is the one that Hugging Face documents for chat templates:
+A template is code from a stranger. It runs in Jinja's immutable sandbox, so it reaches nothing but its variables, and
+with bounds on what it can loop over and build. The bounds stop accidents and the obvious bombs; they are no quota on
+memory, which Python cannot set. The environment is the one that Hugging Face documents for chat templates:
 https://huggingface.co/docs/transformers/chat_templating_writing
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -49,6 +51,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -110,17 +113,29 @@ class ChatTemplate:
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, without the operators that turn a few characters of template into gigabytes."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            if not _small(left) or not _small(right):
-                raise SecurityError("** takes numbers up to 1000")
-        else:
-            for sequence, count in ((left, right), (right, left)):
-                if hasattr(sequence, "__len__") and isinstance(count, int) and len(sequence) * count > MAX_OUTPUT_CHARS:
-                    raise SecurityError(f"* builds more than {MAX_OUTPUT_CHARS} items")
+        if operator == "**" and not (_small(left) and _small(right)):
+            raise SecurityError("** takes numbers up to 1000")
+        if operator == "+" and _size(left) + _size(right) > MAX_OUTPUT_CHARS:
+            raise SecurityError(f"+ builds more than {MAX_OUTPUT_CHARS} items")
+        if operator == "*" and any(
+            isinstance(count, int) and _size(items) * count > MAX_OUTPUT_CHARS
+            for items, count in ((left, right), (right, left))
+        ):
+            raise SecurityError(f"* builds more than {MAX_OUTPUT_CHARS} items")
+        if operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
+            raise SecurityError(f"the format string {left!r} pads to more than 9999 characters")
         return super().call_binop(context, operator, left, right)
+
+
+_WIDE_FIELD = re.compile(r"[0-9]{5}|\*")
+"""In the pattern of `%`: a width that is huge, or given by an argument"""
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes, list, tuple)) else 0
 
 
 def _small(value: Any) -> bool:

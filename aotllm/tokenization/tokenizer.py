@@ -73,10 +73,11 @@ class Tokenizer:
         """Whether `decode(skip_special_tokens=True)` hides the token."""
         return self.byte_vocabulary.is_special(token_id)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, param: str = "prompt") -> list[int]:
         """Ids of `text`, framed by BOS/EOS where the model asks for it and `add_special_tokens` is set.
 
-        Special tokens that are spelled out in `text` are recognized.
+        Special tokens that are spelled out in `text` are recognized. `param` names the field of the request that `text`
+        came in, for the error.
 
         Raises:
             InvalidRequest: `text` holds a lone surrogate, which no UTF-8 text can.
@@ -90,7 +91,7 @@ class Tokenizer:
             raise InvalidRequest(
                 f"the text holds half of a surrogate pair (U+{ord(text[at]):04X}) at character {at}; send complete "
                 "characters",
-                "prompt",
+                param,
             ) from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -103,6 +104,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
@@ -130,6 +132,7 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_special_tokens: bool = False,
@@ -143,7 +146,7 @@ class Tokenizer:
         prompt = self.apply_chat_template(messages, add_generation_prompt, tools, **kwargs)
         if self.bos_token and prompt.startswith(self.bos_token):
             add_special_tokens = False
-        return self.encode(prompt, add_special_tokens=add_special_tokens)
+        return self.encode(prompt, add_special_tokens=add_special_tokens, param="messages")
 
     @cached_property
     def _template(self) -> ChatTemplate | None:

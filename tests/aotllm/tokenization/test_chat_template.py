@@ -74,6 +74,7 @@ SYSTEM = [{"role": "system", "content": "Be brief."}, *USER]
         ("  {% if true %}\n  x\n  {% endif %}\n", USER, {}, "  x\n"),  # blocks leave no blank lines or indents
         ("{% macro f(m) %}<{{ m.role }}>{% endmacro %}{{ f(messages[0]) }}", USER, {}, "<user>"),
         ("{{ bos_token }}{{ eos_token }}|", USER, {}, "|"),
+        ("{{ '%s-%03d' % ('a', 7) }}{{ 2 ** 10 }}{{ '-' * 3 }}{{ [1] + [2] }}", USER, {}, "a-0071024---[1, 2]"),
         ("{{ messages[0].nothing }}|{{ undefined_name is defined }}", USER, {}, "|False"),
     ],
 )
@@ -156,6 +157,8 @@ BOMBS = {
     "repetition the other way round": "{{ 10000000000 * 'x' }}",
     "list repetition": "{% set x = [0] * 10000000000 %}",
     "power": "{{ 9 ** 9 ** 9 }}",
+    "doubling": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "padding": "{{ '%9999999999d' % 1 }}",
     "one long range": "{% for i in range(10 ** 12) %}{% endfor %}",
     "range beyond a word": "{% for i in range(999999999999999999999999) %}{% endfor %}",
     "nested ranges": "{% for i in range(2000) %}{% for j in range(2000) %}{% endfor %}{% endfor %}",

@@ -99,6 +99,9 @@ class TestEncodeAndDecode:
     def test_half_a_surrogate_pair_is_an_invalid_request(self, spm, text):
         with pytest.raises(InvalidRequest, match="surrogate"):
             spm.encode(text)
+        with pytest.raises(InvalidRequest, match="surrogate") as caught:
+            spm.encode_chat([{"role": "user", "content": text}])
+        assert caught.value.param == "messages"
 
     def test_settings_for_training_are_ignored(self, spm_json):
         raw = RawTokenizer.from_str(spm_json)

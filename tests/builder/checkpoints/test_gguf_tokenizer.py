@@ -299,3 +299,37 @@ def test_other_kinds_of_tokenizer_are_unsupported(model):
 def test_unknown_pre_tokenizer_names_the_known_ones():
     with pytest.raises(UnsupportedModel, match=r"'brand-new'.*llama-bpe.*qwen2"):
         tokenizer_from_gguf(byte_level_metadata("brand-new"))
+
+
+ODD_VALUES = (
+    None,
+    True,
+    -1,
+    10**12,
+    0.5,
+    "",
+    "x",
+    [],
+    [1],
+    ["a"],
+    [None],
+    [[]],
+    b"",
+    {},
+    np.array([]),
+    np.zeros((2, 2)),
+)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_odd_values_of_any_key_are_typed_errors_or_harmless(spm, kind):
+    sound = byte_level_metadata() if kind == "gpt2" else gguf_metadata(spm)
+    keys = [*sound, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.unknown_token_id", "tokenizer.chat_template"]
+    for key in keys:
+        for value in ODD_VALUES:
+            try:
+                assets = tokenizer_from_gguf({**sound, key: value})
+            except (CheckpointError, UnsupportedModel) as error:
+                assert "GGUF metadata" in str(error), (key, value)  # noqa: PT017 - either outcome is fine
+            else:
+                assert Tokenizer(assets.tokenizer_json).decode([70, 71]), (key, value)
