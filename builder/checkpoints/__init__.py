@@ -27,6 +27,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         if path.is_dir():
             return _open_folder(path)
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise OSError("not a regular file")
         with path.open("rb") as file:
             magic = file.read(4)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

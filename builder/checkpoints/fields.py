@@ -131,12 +131,12 @@ class Fields:
         return tuple(float(item) for item in value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One token id or a list of them; empty where absent."""
+        """One token id or a list of them; empty where absent. `validate` drops 2**32 - 1, GGUF's way to say none."""
         value = self.raw(name)
         if value is None:
             return ()
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
+        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**32 for i in ids):
             self.fail(name, "a token id or a list of token ids (integers of at least 0)")
         return tuple(ids)
 

@@ -40,19 +40,19 @@ class GgufCheckpoint(Checkpoint):
         UnsupportedModel: the architecture, or a feature or quantization type of it, is not implemented.
     """
 
+    metadata: Mapping[str, Any]
+    """All metadata of the (first) file: int, float, bool, str, NumPy arrays, lists of str."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files: list[MappedFile] = []
         self._stored: dict[str, tuple[MappedFile, GgufTensor]] = {}
         try:
-            self.metadata: Mapping[str, Any] = MappingProxyType(self._open_parts())
+            self.metadata = MappingProxyType(self._open_parts())
             self._read_model()
         except BaseException:
             self.close()
             raise
-
-    metadata: Mapping[str, Any]
-    """All metadata of the (first) file: int, float, bool, str, NumPy arrays, lists of str."""
 
     def tensors(self) -> dict[str, TensorInfo]:
         """The tensors that the architecture uses, in file order."""

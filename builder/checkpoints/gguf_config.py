@@ -99,7 +99,7 @@ def read_config(
         layer_windows=windows,
         rope=rope,
         rope_local=rope_local,
-        bos_token_id=tokenizer.integer("bos_token_id", None, minimum=0),
+        bos_token_id=next(iter(tokenizer.token_ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(i for key in _END_KEYS for i in tokenizer.token_ids(key))),
         name=Fields(source, metadata).string("general.name", ""),
     )

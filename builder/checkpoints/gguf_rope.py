@@ -63,8 +63,9 @@ def _read_scaling(model: Fields, rope: RopeConfig) -> RopeConfig:
 
 def _read_yarn(model: Fields, rope: RopeConfig, factor: float, attn_factor: float) -> RopeConfig:
     for name, plain in (("rope.scaling.yarn_log_multiplier", 0.0), ("rope.scaling.yarn_ext_factor", 1.0)):
-        if model.raw(name) not in (None, plain):
-            raise UnsupportedModel(f"{model.source}: {name} is {model.raw(name)}; only {plain:g} is implemented")
+        stated = model.number(name, plain, positive=False)
+        if stated != plain:
+            raise UnsupportedModel(f"{model.source}: {name} is {stated:g}; only {plain:g} is implemented")
     attn_factor *= model.number("rope.scaling.yarn_attn_factor", 1.0)
     return replace(
         rope,

@@ -40,6 +40,8 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object that the file holds. Raises CheckpointError."""
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise OSError("not a regular file")
         with path.open("rb") as file:
             text = file.read(MAX_JSON_BYTES + 1)
     except OSError as error:

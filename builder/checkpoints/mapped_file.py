@@ -23,6 +23,8 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+                raise OSError("not a regular file")
             with path.open("rb") as file:
                 self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
 from collections.abc import Callable
@@ -342,6 +343,42 @@ def test_bad_models(case: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=message) as caught:
         open_checkpoint(path)
     assert str(path) in str(caught.value)
+
+
+ODD_VALUES: list[tuple[int, Any]] = [
+    (raw.BOOL, 1), (raw.U32, 0), (raw.U32, 1), (raw.U32, 3), (raw.U32, 2**32 - 1), (raw.I32, -1), (raw.U64, 2**64 - 1),
+    (raw.F32, 0.5), (raw.F32, -1.0), (raw.F32, np.nan), (raw.F64, np.inf), (raw.STRING, ""), (raw.STRING, "yarn"),
+    (raw.ARRAY, (raw.U32, [])), (raw.ARRAY, (raw.U32, [1])), (raw.ARRAY, (raw.U32, [1, 2])),
+    (raw.ARRAY, (raw.F32, [1])), (raw.ARRAY, (raw.STRING, ["x"])), (raw.ARRAY, (raw.BOOL, [1])),
+]  # fmt: skip
+KEYS = [
+    *(str(name) for name, _, _ in tiny_llama().keys if not str(name).startswith("tokenizer.")),
+    *(f"llama.rope.scaling.{name}" for name in ("type", "factor", "attn_factor", "original_context_length")),
+    *(f"llama.rope.scaling.yarn_{name}" for name in ("log_multiplier", "ext_factor", "attn_factor", "beta_fast")),
+    "llama.attention.key_length", "llama.rope.dimension_count", "llama.rope.scale_linear", "llama.expert_count",
+    "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "general.alignment", "split.count", "split.no",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_any_value_of_any_key_gives_an_error_or_a_model(key: str, tmp_path: Path) -> None:
+    sound = 0
+    for kind, content in ODD_VALUES:
+        file = set_key(key, kind, content)
+        if key.startswith("llama.rope.scaling") and not key.endswith("type"):
+            file.keys.append(("llama.rope.scaling.type", raw.STRING, "yarn"))
+        (tmp_path / "model.gguf").write_bytes(file.pack())
+        with warnings.catch_warnings(), contextlib.suppress(CheckpointError, UnsupportedModel):
+            warnings.simplefilter("ignore")
+            open_checkpoint(tmp_path / "model.gguf").close()
+            sound += 1
+    assert sound < len(ODD_VALUES)
+
+
+def test_the_id_that_means_none_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(set_key("tokenizer.ggml.bos_token_id", raw.U32, 2**32 - 1).pack())
+    with pytest.warns(UserWarning, match=r"\[4294967295\] are outside the vocabulary"):
+        assert open_checkpoint(tmp_path / "model.gguf").config.bos_token_id is None
 
 
 def test_tiny_llama_is_a_model(tmp_path: Path) -> None:

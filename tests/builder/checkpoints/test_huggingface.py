@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -18,6 +21,8 @@ from transformers.masking_utils import sliding_window_causal_mask_function
 
 from aotllm.builder.checkpoints import open_checkpoint
 from aotllm.builder.checkpoints.huggingface import round_to_storage
+from aotllm.builder.checkpoints.huggingface_config import read_config
+from aotllm.builder.checkpoints.validate import validate
 from aotllm.builder.config import RopeConfig
 from aotllm.errors import CheckpointError, UnsupportedModel
 from tests.builder.checkpoints.tiny_models import MODELS, make_model, state
@@ -449,6 +454,11 @@ def test_bad_shards(case: str, tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 BAD_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config not JSON": (lambda f: (f / "config.json").write_text("{oops"), r"config.json: not valid JSON"),
     "config not an object": (lambda f: (f / "config.json").write_text("[]"), "config.json: expected a JSON object"),
@@ -461,6 +471,11 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
         "pytorch_model.bin is pickled; convert it",
     ),
+    "weights a pipe": (
+        lambda f: pipe(f / "model.safetensors"),
+        "model.safetensors: cannot be read .not a regular file",
+    ),
+    "generation config a pipe": (lambda f: pipe(f / "generation_config.json"), "json: cannot be read .not a regular"),
     "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors: cannot be read"),
 }
 
@@ -486,3 +501,23 @@ def test_reading(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="the checkpoint is closed"):
         checkpoint.read(Q_PROJ)
     assert open_checkpoint(folder).tensor_digest(Q_PROJ) == digest
+
+
+ODD_VALUES: list[Any] = [
+    None, True, 0, -1, 1, 3, 2**31, 10**400, 0.5, -0.5, 1e300, float("inf"), float("nan"), "", "x", [], [0], [None],
+    ["x"], {}, {"x": 1}, {"rope_type": None}, {"rope_type": 3}, {"type": "yarn", "factor": "x"}, {"full_attention": 3},
+    {"full_attention": {"rope_type": "linear"}}, {"sliding_attention": {"rope_theta": -1}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2 with windows", "gemma3"])
+def test_any_value_of_any_field_gives_an_error_or_a_config(name: str, saved: Callable[[str], Path]) -> None:
+    values = json.loads((saved(name) / "config.json").read_text())
+    fields = [*values, "rope_scaling", "rope_theta", "partial_rotary_factor", "text_config", "quantization_config"]
+    sound = 0
+    for field, odd in itertools.product(fields, ODD_VALUES):
+        with warnings.catch_warnings(), contextlib.suppress(CheckpointError, UnsupportedModel):
+            warnings.simplefilter("ignore")
+            validate(read_config({**values, field: odd}, {}, "config.json"), "config.json")
+            sound += 1
+    assert 0 < sound < len(fields) * len(ODD_VALUES)

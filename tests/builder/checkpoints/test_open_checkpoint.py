@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,19 @@ def write(folder: Path, name: str, content: bytes = b"") -> Path:
     return folder / name
 
 
+def make_pipe(folder: Path, name: str) -> Path:
+    os.mkfifo(folder / name)
+    return folder / name
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda f: f / "missing", "missing: cannot be opened .*No such file"),
     "impossible name": (lambda f: Path("a\0b"), "cannot be opened"),
     "long name": (lambda f: f / ("x" * 5000), "cannot be opened"),
     "empty folder": (lambda f: f, "a folder without config.json"),
     "folder of a GGUF file": (lambda f: write(f, "m.gguf").parent, "it holds m.gguf; give that file"),
+    "a pipe": (lambda f: make_pipe(f, "model.gguf"), "model.gguf: cannot be opened .not a regular file"),
+    "a device": (lambda f: Path("/dev/zero"), "/dev/zero: cannot be opened .not a regular file"),
     "text": (lambda f: write(f, "notes.txt", b"hello"), "a file that does not start with b'GGUF'"),
     "weights": (lambda f: write(f, "model.safetensors", b"x"), "does not start with b'GGUF'.*; give its folder, /"),
     "config": (lambda f: write(f, "config.json", b"{}"), "; give its folder, /"),
