@@ -21,7 +21,7 @@ from aotllm.builder.passes.fused_ops import (
     NORM_SWIGLU,
     PAGED_ATTENTION,
 )
-from aotllm.builder.targets.cpu.plan import PLAN_VERSION, LinearRecord, Op, Plan, RopeRecord
+from aotllm.builder.targets.cpu.plan import PLAN_VERSION, LinearRecord, Op, Plan, RopeRecord, SegmentRecord
 from aotllm.errors import Internal, UnsupportedModel
 
 _MAX_HEAD_DIM = 512
@@ -239,14 +239,14 @@ class _Lowering:
         """Name of the linear made of `weights`, one under the other; packed once however often it is named."""
         sources = [_source(weight) for weight in weights]
         name = name or engine_name(sources[0])
-        segments = []
+        segments: list[SegmentRecord] = []
         for source, weight in zip(sources, weights, strict=True):
             n, k = _shape(weight)
             tensor = engine_name(source)
             self.pack_jobs.setdefault(tensor, PackJob(tensor, source, n, k))
             segments.append({"n": n, "format": self._segment_format(source), "tensor": tensor})
         rows = sum(segment["n"] for segment in segments)
-        self.linears[name] = {"n": rows, "k": _shape(weights[0])[1], "segments": segments}  # type: ignore[typeddict-item]
+        self.linears[name] = {"n": rows, "k": _shape(weights[0])[1], "segments": segments}
         return name
 
     def _dense(self, value: ir.Value | None) -> str | None:
