@@ -15,7 +15,7 @@
 namespace aotllm {
 namespace {
 
-constexpr std::int32_t kFar = 1000;  // max_tokens of sequences whose end does not matter
+constexpr std::int32_t kFar = 1000;  // max_len of sequences whose end does not matter
 
 SequenceView generation(RequestId id, std::int32_t num_tokens, std::int32_t num_blocks, std::int32_t priority = 0) {
   return {id, priority, num_tokens, num_tokens - 1, kFar, num_blocks};
@@ -92,9 +92,9 @@ TEST(SchedulerAdmission, SetsAsideWhatRunningContextsStillNeed) {
 
 TEST(SchedulerAdmission, ReservesNoGrowthBeyondTheEnd) {
   SequenceView last_words = context(1, 16);
-  last_words.max_tokens = 16 + 1;
+  last_words.max_len = 16 + 1;
   EXPECT_EQ(checked_plan(scheduler(8, 99, 99), {.waiting = {last_words}, .free_blocks = 5}).admitted.size(), 1U);
-  last_words.max_tokens = 16;
+  last_words.max_len = 16;
   EXPECT_EQ(scheduler(8, 99, 99).plan({.waiting = {last_words}, .free_blocks = 4}).admitted.size(), 1U);
 }
 
@@ -202,9 +202,9 @@ class Simulation {
 
   void submit() {
     const std::int32_t capacity = num_blocks_ * config_.tokens_per_block;
-    const std::int32_t max_tokens = between(std::min(2, capacity), capacity);
-    if (++submitted_; max_tokens >= 2) {
-      insert(waiting_, {submitted_, between(1, num_priorities_), between(1, max_tokens - 1), 0, max_tokens, 0});
+    const std::int32_t max_len = between(std::min(2, capacity), capacity);
+    if (++submitted_; max_len >= 2) {
+      insert(waiting_, {submitted_, between(1, num_priorities_), between(1, max_len - 1), 0, max_len, 0});
     }
   }
 
@@ -242,7 +242,7 @@ class Simulation {
       sequence.num_blocks = blocks;
       EXPECT_GE(free_blocks_, 0);
       sequence.num_tokens += sequence.remaining() == 0 ? 1 : 0;
-      const bool ends = sequence.num_tokens == sequence.max_tokens || between(0, 99) == 0;
+      const bool ends = sequence.num_tokens == sequence.max_len || between(0, 99) == 0;
       if (ends) {
         free_blocks_ += sequence.num_blocks;
       } else {

@@ -15,13 +15,13 @@ struct SchedulerConfig {
   std::int32_t tokens_per_block = 0;  ///< ≥ 1
 };
 
-/// What the scheduler sees of a sequence: its lengths, 0 ≤ num_computed < num_tokens < max_tokens.
+/// What the scheduler sees of a sequence: its lengths, 0 ≤ num_computed < num_tokens < max_len.
 struct SequenceView {
   RequestId id = 0;
   std::int32_t priority = 0;
   std::int32_t num_tokens = 0;    ///< tokens known: the prompt and those generated so far
   std::int32_t num_computed = 0;  ///< of those, tokens whose K and V are in the cache
-  std::int32_t max_tokens = 0;    ///< tokens at which the sequence ends at the latest, prompt included
+  std::int32_t max_len = 0;       ///< tokens at which the sequence ends at the latest, prompt included
   std::int32_t num_blocks = 0;    ///< KV blocks held
 
   /// Tokens to compute before the next one can be sampled: 1 for a generation, more for a context.
@@ -74,7 +74,7 @@ class Scheduler {
   const SchedulerConfig& config() const { return config_; }
 
   /// The step after `snapshot`. Empty `sequences` only if nothing runs or waits, given that each sequence alone fits
-  /// the blocks that there are: blocks(max_tokens) ≤ free + held by all.
+  /// the blocks that there are: blocks(max_len) ≤ free + held by all.
   StepPlan plan(const Snapshot& snapshot) const;
 
   /// Throws Error(kInternal) naming the broken rule where `plan` is not a sound plan for `snapshot`.

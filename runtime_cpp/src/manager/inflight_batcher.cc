@@ -150,7 +150,7 @@ void InflightBatcher::sample(Sequence& sequence, std::span<const float> logits) 
   if (is_stop_token(sequence, token)) {
     response.finish_reason = FinishReason::kStop;
     response.stop_token_id = token;
-  } else if (sequence.tokens.size() >= static_cast<std::size_t>(sequence.max_tokens)) {
+  } else if (sequence.tokens.size() >= static_cast<std::size_t>(sequence.max_len)) {
     response.finish_reason = FinishReason::kLength;
   }
   if (response.finish_reason) {
@@ -198,7 +198,7 @@ Response InflightBatcher::response_for(const Sequence& sequence) const {
   Response response;
   response.request_id = sequence.id;
   response.num_prompt_tokens = sequence.num_prompt_tokens;
-  response.num_cached_tokens = sequence.num_cached;
+  response.num_cached_tokens = std::max(sequence.num_cached, 0);
   return response;
 }
 
@@ -221,6 +221,9 @@ void InflightBatcher::admit(RequestId id) {
   waiting_.erase(&sequence);
   sequence.move_to(SequenceState::kContext);
   sequence.num_computed = kv_.acquire(sequence.table, sequence.tokens);
+  if (sequence.num_cached < 0) {
+    sequence.num_cached = sequence.num_computed;
+  }
   running_.insert(&sequence);
 }
 
@@ -263,8 +266,8 @@ void InflightBatcher::check_invariants() const {
     require(waits != running_.contains(sequence.get()), "a sequence either waits or runs");
     require(waits == (sequence->state == SequenceState::kQueued), "the state says whether it waits");
     require(sequence->state != SequenceState::kFinished, "finished sequences are forgotten");
-    require(0 <= view.num_computed && view.num_computed < view.num_tokens && view.num_tokens < view.max_tokens,
-            "0 ≤ num_computed < num_tokens < max_tokens");
+    require(0 <= view.num_computed && view.num_computed < view.num_tokens && view.num_tokens < view.max_len,
+            "0 ≤ num_computed < num_tokens < max_len");
     require(!waits || view.num_blocks == 0, "who waits holds no blocks");
     require(sequence->state != SequenceState::kGenerating || view.remaining() == 1, "a generation lacks one token");
     require(view.num_blocks >= kv_.blocks_for(view.num_computed), "blocks cover what is computed");

@@ -17,7 +17,7 @@ Sequence::Sequence(RequestId request_id, Request&& request, std::uint64_t random
       seed(sampling.seed ? static_cast<std::uint64_t>(*sampling.seed) : random_seed),
       tokens(std::move(request.prompt_token_ids)),
       num_prompt_tokens(static_cast<std::int32_t>(tokens.size())),
-      max_tokens(static_cast<std::int32_t>(
+      max_len(static_cast<std::int32_t>(
           std::min<std::int64_t>(std::int64_t{num_prompt_tokens} + sampling.max_tokens, limits.max_seq_len))) {}
 
 void Sequence::move_to(SequenceState next) {
@@ -39,7 +39,7 @@ SequenceView Sequence::view() const {
           .priority = priority,
           .num_tokens = static_cast<std::int32_t>(tokens.size()),
           .num_computed = num_computed,
-          .max_tokens = max_tokens,
+          .max_len = max_len,
           .num_blocks = table.size()};
 }
 

@@ -17,7 +17,7 @@ enum class SequenceState : std::uint8_t { kQueued, kContext, kGenerating, kFinis
 
 /// A request inside the batcher: its tokens, its blocks and how far it got.
 ///
-/// 0 ≤ num_computed < tokens.size() < max_tokens between steps; the last known token is always yet to be computed.
+/// 0 ≤ num_computed < tokens.size() < max_len between steps; the last known token is always yet to be computed.
 struct Sequence {
   /// `request` is valid (see validate_request) and moved from.
   Sequence(RequestId request_id, Request&& request, std::uint64_t random_seed, const Limits& limits);
@@ -39,8 +39,8 @@ struct Sequence {
   std::vector<TokenId> tokens;  ///< prompt, then generated
   std::int32_t num_prompt_tokens;
   std::int32_t num_computed = 0;  ///< tokens whose K and V are in `table`
-  std::int32_t num_cached = 0;    ///< prompt tokens that were there at the first admission
-  std::int32_t max_tokens;        ///< prompt and generated, at most
+  std::int32_t num_cached = -1;   ///< prompt tokens that were there at the first admission; -1 before it
+  std::int32_t max_len;           ///< prompt and generated, at most
   BlockTable table;
 };
 

@@ -40,7 +40,7 @@ std::int32_t Scheduler::blocks_for(std::int32_t num_tokens) const {
 
 /// Blocks of what is known and of one block's worth of growth, unless the sequence ends before. No less than it holds.
 std::int32_t Scheduler::reserved_blocks(const SequenceView& sequence) const {
-  return blocks_for(std::min(sequence.num_tokens + config_.tokens_per_block, sequence.max_tokens));
+  return blocks_for(std::min(sequence.num_tokens + config_.tokens_per_block, sequence.max_len));
 }
 
 /// Tokens for each running sequence, as far as the budget goes and regardless of memory.
