@@ -24,6 +24,8 @@ class CpuRunner final : public ModelRunner {
   /// Plans and reserves all memory of a step. Throws Error(kEngineIncompatible) where this CPU has no kernels,
   /// Error(kInvalidRequest) for a number of threads that is negative or above 4096, std::bad_alloc.
   explicit CpuRunner(Engine engine, const CpuRunnerOptions& options = {});
+  CpuRunner(CpuRunner&&) noexcept;
+  CpuRunner& operator=(CpuRunner&&) noexcept;
   ~CpuRunner() override;
 
   const ModelShape& shape() const override;

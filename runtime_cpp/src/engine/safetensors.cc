@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
+#include <tuple>
 #include <utility>
 
 #include "aotllm/errors.h"
@@ -62,7 +64,7 @@ Tensor parse_tensor(const JsonField& field, std::span<const std::uint8_t> data, 
   const JsonField shape = field.at("shape");
   std::int64_t bytes = element_bytes;
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    const std::int64_t dimension = shape[i].integer(0, data_bytes);
+    const std::int64_t dimension = shape[i].integer(0, std::numeric_limits<std::int64_t>::max());
     if (dimension != 0 && bytes > data_bytes / dimension) shape.fail(cat("at most ", data_bytes, " bytes of data"));
     bytes *= dimension;
     tensor.shape.push_back(dimension);

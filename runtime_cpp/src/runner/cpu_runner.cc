@@ -58,6 +58,8 @@ struct CpuRunner::Impl {
 CpuRunner::CpuRunner(Engine engine, const CpuRunnerOptions& options)
     : impl_(std::make_unique<Impl>(std::move(engine), options)) {}
 
+CpuRunner::CpuRunner(CpuRunner&&) noexcept = default;
+CpuRunner& CpuRunner::operator=(CpuRunner&&) noexcept = default;
 CpuRunner::~CpuRunner() = default;
 
 const ModelShape& CpuRunner::shape() const {

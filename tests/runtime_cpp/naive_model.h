@@ -1,0 +1,156 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tiny_model.h"
+
+namespace aotllm::testing_support {
+
+using Vector = std::vector<double>;
+
+/// The oracle: a decoder over a whole prompt in double precision, written as its definition, with neither cache, blocks
+/// nor batches.
+class NaiveModel {
+ public:
+  explicit NaiveModel(const TinyModel& model) : m_(model), s_(model.spec) {}
+
+  /// Logits [tokens, vocab].
+  std::vector<Vector> forward(std::span<const std::int32_t> tokens) const {
+    std::vector<Vector> x;
+    const Matrix& embedding = m_.matrices.at("embedding");
+    for (const int token : tokens) {
+      Vector row(s_.hidden);
+      for (int i = 0; i < s_.hidden; ++i) row[i] = embedding.values[token * s_.hidden + i] * double{s_.embedding_scale};
+      x.push_back(row);
+    }
+    for (int layer = 0; layer < s_.layers; ++layer) run_layer(layer, x);
+    std::vector<Vector> logits;
+    for (const Vector& row : x) {
+      logits.push_back(linear("embedding", "lm_head.bias", 0, norm(row, "final_norm")));
+      if (s_.final_softcap > 0) {
+        for (double& v : logits.back()) v = s_.final_softcap * std::tanh(v / s_.final_softcap);
+      }
+    }
+    return logits;
+  }
+
+ private:
+  Vector norm(Vector x, const std::string& name) const {
+    double squares = 0;
+    for (const double v : x) squares += v * v;
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + 1e-5);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] *= scale * m_.vectors.at(name)[i];
+    return x;
+  }
+
+  /// What block formats make of their input: 8 bits per value, a scale per 32 (docs/engine_format.md).
+  static Vector quantized(Vector x) {
+    for (std::size_t block = 0; block < x.size(); block += 32) {
+      double largest = 0;
+      for (std::size_t i = block; i < block + 32; ++i) largest = std::max(largest, std::abs(x[i]));
+      const double a = largest / 127;
+      for (std::size_t i = block; i < block + 32 && a > 0; ++i) x[i] = std::nearbyint(x[i] / a) * a;
+    }
+    return x;
+  }
+
+  /// W · x + bias[bias_begin …) where the model has that bias.
+  Vector linear(const std::string& name, const std::string& bias, int bias_begin, const Vector& input) const {
+    const Matrix& w = m_.matrices.at(name);
+    const Vector x = m_.format_of(name) == "q8_0" ? quantized(input) : input;
+    Vector y(w.n, 0.0);
+    for (int row = 0; row < w.n; ++row) {
+      for (int c = 0; c < w.k; ++c) y[row] += double{w.values[row * w.k + c]} * x[c];
+      if (m_.vectors.contains(bias)) y[row] += m_.vectors.at(bias)[bias_begin + row];
+    }
+    return y;
+  }
+
+  void rotate(double* head, int position) const {
+    for (int i = 0; i < s_.rotary_half; ++i) {
+      const double angle = position * double{m_.inv_freq[i]};
+      const double a = head[i];
+      const double b = head[i + s_.rotary_half];
+      head[i] = a * std::cos(angle) - b * std::sin(angle);
+      head[i + s_.rotary_half] = b * std::cos(angle) + a * std::sin(angle);
+    }
+  }
+
+  void norm_and_rotate(Vector& heads, const std::string& norm_name, int position) const {
+    for (std::size_t at = 0; at < heads.size(); at += s_.head_dim) {
+      if (s_.qk_norm) {
+        const Vector normed = norm(Vector(heads.begin() + at, heads.begin() + at + s_.head_dim), norm_name);
+        std::copy(normed.begin(), normed.end(), heads.begin() + at);
+      }
+      rotate(heads.data() + at, position);
+    }
+  }
+
+  Vector attend(const Vector& q, const std::vector<Vector>& k, const std::vector<Vector>& v, int position,
+                int window) const {
+    Vector out(q.size(), 0.0);
+    const int first = window == 0 ? 0 : std::max(0, position - window + 1);
+    for (int head = 0; head < s_.heads; ++head) {
+      const int kv_at = head / (s_.heads / s_.kv_heads) * s_.head_dim;
+      Vector weights;
+      for (int t = first; t <= position; ++t) {
+        double score = 0;
+        for (int i = 0; i < s_.head_dim; ++i) score += q[head * s_.head_dim + i] * k[t][kv_at + i];
+        score *= 0.3f;
+        if (s_.attention_softcap > 0) score = s_.attention_softcap * std::tanh(score / s_.attention_softcap);
+        weights.push_back(std::exp(score));
+      }
+      double sum = 0;
+      for (const double w : weights) sum += w;
+      for (int t = first; t <= position; ++t) {
+        for (int i = 0; i < s_.head_dim; ++i) out[head * s_.head_dim + i] += weights[t - first] / sum * v[t][kv_at + i];
+      }
+    }
+    return out;
+  }
+
+  double activate(double x) const {
+    if (std::string(s_.activation) == "silu") return x / (1 + std::exp(-x));
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  }
+
+  void add_residual(Vector& x, Vector y, const std::string& post_norm) const {
+    if (s_.post_norm) y = norm(std::move(y), post_norm);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+
+  void run_layer(int layer, std::vector<Vector>& x) const {
+    const std::string l = "layers." + std::to_string(layer) + ".";
+    const int q_width = s_.heads * s_.head_dim;
+    const int kv_width = s_.kv_heads * s_.head_dim;
+    std::vector<Vector> q;
+    std::vector<Vector> k;
+    std::vector<Vector> v;
+    for (int t = 0; t < static_cast<int>(x.size()); ++t) {
+      const Vector h = norm(x[t], l + "attn_norm");
+      q.push_back(linear(l + "q", l + "qkv.bias", 0, h));
+      k.push_back(linear(l + "k", l + "qkv.bias", q_width, h));
+      v.push_back(linear(l + "v", l + "qkv.bias", q_width + kv_width, h));
+      norm_and_rotate(q.back(), l + "q_norm", t);
+      norm_and_rotate(k.back(), l + "k_norm", t);
+    }
+    for (int t = 0; t < static_cast<int>(x.size()); ++t) {
+      const Vector attention = attend(q[t], k, v, t, layer % 2 == 1 ? s_.window : 0);
+      add_residual(x[t], linear(l + "o", l + "o.bias", 0, attention), l + "post_attn");
+      const Vector h = norm(x[t], l + "mlp_norm");
+      Vector gate = linear(l + "gate", l + "gate.bias", 0, h);
+      const Vector up = linear(l + "up", l + "up.bias", 0, h);
+      for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = activate(gate[i]) * up[i];
+      add_residual(x[t], linear(l + "down", "none", 0, gate), l + "post_mlp");
+    }
+  }
+
+  const TinyModel& m_;
+  const TinySpec& s_;
+};
+
+}  // namespace aotllm::testing_support

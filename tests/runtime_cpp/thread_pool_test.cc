@@ -1,0 +1,117 @@
+#include "aotllm/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "aotllm/errors.h"
+
+namespace aotllm {
+namespace {
+
+class ThreadPoolTest : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1, 2, 3, 8));
+
+TEST_P(ThreadPoolTest, RunsEachIndexOnce) {
+  ThreadPool pool(GetParam());
+  std::vector<int> calls(GetParam(), 0);
+  pool.parallel([&](int index, int count) {
+    EXPECT_EQ(count, GetParam());
+    ++calls[index];
+  });
+  EXPECT_EQ(calls, std::vector<int>(GetParam(), 1));
+}
+
+TEST_P(ThreadPoolTest, ManyRegionsSumWhatTheirThreadsWrote) {
+  ThreadPool pool(GetParam());
+  std::vector<std::int64_t> parts(GetParam());
+  std::int64_t total = 0;
+  for (int region = 0; region < 5000; ++region) {
+    pool.parallel([&](int index, int) { parts[index] = region + index; });
+    total += std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
+  }
+  const std::int64_t n = GetParam();
+  EXPECT_EQ(total, n * 5000 * 4999 / 2 + 5000 * n * (n - 1) / 2);
+}
+
+TEST_P(ThreadPoolTest, BarrierMakesWritesVisible) {
+  ThreadPool pool(GetParam());
+  std::vector<int> values(GetParam(), 0);
+  std::atomic<int> mismatches{0};
+  pool.parallel([&](int index, int count) {
+    for (int round = 1; round <= 2000; ++round) {
+      values[index] = round;
+      pool.barrier();
+      if (values[(index + 1) % count] != round) ++mismatches;
+      pool.barrier();
+    }
+  });
+  EXPECT_EQ(mismatches, 0);
+}
+
+TEST_P(ThreadPoolTest, ExceptionPropagatesAndReleasesTheOthers) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 200; ++round) {
+    const int thrower = round % GetParam();
+    const auto region = [&](int index, int) {
+      pool.barrier();
+      if (index == thrower) throw std::runtime_error("tile 7");
+      pool.barrier();  // the thrower never comes
+    };
+    try {
+      pool.parallel(region);
+      FAIL() << "the exception was lost";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "tile 7");
+    }
+    int calls = 0;
+    pool.parallel([&](int index, int) {
+      pool.barrier();
+      if (index == 0) ++calls;
+    });
+    EXPECT_EQ(calls, 1) << "the pool works on after an exception";
+  }
+}
+
+TEST_P(ThreadPoolTest, AllThreadsMayThrow) {
+  ThreadPool pool(GetParam());
+  EXPECT_THROW(pool.parallel([](int, int) { throw std::logic_error("all"); }), std::logic_error);
+}
+
+/// Threads of this process that run or want to (state R of proc(5)), the calling one included.
+int runnable_threads() {
+  int runnable = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "stat");
+    const std::string stat((std::istreambuf_iterator<char>(file)), {});
+    const auto name_end = stat.rfind(')');
+    if (name_end != std::string::npos && stat.substr(name_end + 2, 1) == "R") ++runnable;
+  }
+  return runnable;
+}
+
+TEST(ThreadPool, IdleThreadsPark) {
+  ThreadPool pool(2);
+  pool.parallel([](int, int) {});
+  for (int poll = 0; runnable_threads() > 1; ++poll) {
+    ASSERT_LT(poll, 100'000) << "a worker spins on without work";
+    std::this_thread::yield();
+  }
+}
+
+TEST(ThreadPool, RefusesLessThanOneThread) {
+  EXPECT_THROW(ThreadPool(0), Error);
+  EXPECT_THROW(ThreadPool(-3), Error);
+}
+
+}  // namespace
+}  // namespace aotllm
