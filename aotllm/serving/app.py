@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 import aotllm
 from aotllm.executor import Executor
 from aotllm.serving.api_key import ApiKeyMiddleware
+from aotllm.serving.body_limit import BodyLimitMiddleware
 from aotllm.serving.chat_completions import chat_completions
 from aotllm.serving.completions import completions
 from aotllm.serving.errors import install_handlers
@@ -29,6 +30,7 @@ def create_app(executors: Mapping[str, Executor], api_keys: Sequence[str] = ()) 
     models = ServedModels(executors)
     app = FastAPI(title="aotllm", version=aotllm.__version__, docs_url=None, redoc_url=None)
     install_handlers(app)
+    app.add_middleware(BodyLimitMiddleware)
     if api_keys:
         app.add_middleware(ApiKeyMiddleware, api_keys=api_keys)
 

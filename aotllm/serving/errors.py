@@ -17,6 +17,7 @@ _TYPES = {
     400: "BadRequestError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    413: "ContentTooLargeError",
     415: "UnsupportedMediaTypeError",
 }
 

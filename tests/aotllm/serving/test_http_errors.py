@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator
 
 import pytest
 
 import aotllm
 from aotllm import Executor
+from aotllm.serving.body_limit import MAX_BODY_BYTES
 from tests.aotllm.fake_manager import FakeEngine, FakeManager, says
 from tests.aotllm.serving.http_client import Ask, Client
 
@@ -128,6 +130,22 @@ def test_a_context_that_is_too_long_says_so_in_the_words_that_clients_look_for(a
     response = ask(FakeManager(says("ok"), max_seq_len=50)).post(TEXT, {"prompt": "a" * 60})
     assert response.status_code == 400
     assert "maximum context length is 50 tokens" in response.json()["error"]["message"]
+
+
+def test_a_body_is_not_read_for_ever(ask: Ask):
+    client = ask(FakeManager(says("ok")))
+    chunk, sent = b" " * (1 << 20), 0
+
+    async def endless_body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += len(chunk)
+            yield chunk
+
+    headers = {"Content-Type": "application/json"}
+    response = client.request("POST", TEXT, content=endless_body(), headers=headers)
+    assert (response.status_code, response.json()["error"]["type"]) == (413, "ContentTooLargeError")
+    assert sent <= MAX_BODY_BYTES + len(chunk)
 
 
 def test_an_unknown_model(ask: Ask):
