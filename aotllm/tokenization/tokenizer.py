@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from aotllm.errors import EngineError, InvalidRequest
 from aotllm.tokenization.byte_vocabulary import ByteVocabulary
 from aotllm.tokenization.chat_template import ChatTemplate
+from aotllm.tokenization.library_errors import library_errors
 
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -32,10 +33,8 @@ class Tokenizer:
         eos_token: str | None = None,
     ) -> None:
         """Raises EngineError where `tokenizer_json` is no tokenizer or decodes in an unsupported way."""
-        try:
+        with library_errors(lambda why: EngineError(f"{TOKENIZER_FILE} cannot be read: {why}; rebuild the engine")):
             self._raw = RawTokenizer.from_str(tokenizer_json)
-        except Exception as error:  # the library has no narrower class
-            raise EngineError(f"{TOKENIZER_FILE} cannot be read: {error}; rebuild the engine") from None
         # Settings for training batches; a prompt must come through whole.
         self._raw.no_truncation()
         self._raw.no_padding()
@@ -81,18 +80,18 @@ class Tokenizer:
 
         Raises:
             InvalidRequest: `text` holds a lone surrogate, which no UTF-8 text can.
+            EngineError: the library fails, which only a damaged tokenizer makes it do.
         """
         try:
-            return list(self._raw.encode(text, add_special_tokens=add_special_tokens).ids)
-        except (UnicodeEncodeError, TypeError):
-            at = next((i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
-            if at is None:
-                raise
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
             raise InvalidRequest(
-                f"the text holds half of a surrogate pair (U+{ord(text[at]):04X}) at character {at}; send complete "
-                "characters",
+                f"the text holds half of a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}; "
+                "send complete characters",
                 param,
             ) from None
+        with library_errors(lambda why: EngineError(f"{TOKENIZER_FILE} is damaged: {why}; rebuild the engine")):
+            return list(self._raw.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids without a token add nothing."""

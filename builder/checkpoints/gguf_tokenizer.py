@@ -27,8 +27,11 @@ from aotllm.errors import CheckpointError, UnsupportedModel
 _SPM_DEFAULT_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 """Llama's ids, for files that leave the keys out"""
 
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|end_of_turn|>", "<turn|>")
-"""Control tokens that end an assistant's turn. Files often name only the end of the document as EOS."""
+_ENDS = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>", "<turn|>"),
+    *("<|endoftext|>", "<|end_of_text|>"),
+)
+"""Control tokens that end a turn or a text. A file names one EOS, often not the one that ends a turn."""
 
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -75,7 +78,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> TokenizerAssets:
 
 
 def eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a generation: EOS, end of turn and end of message, by key and, for control tokens, by name."""
+    """Ids that end a generation: EOS, end of turn and end of message, by key and, for control tokens, by name.
+
+    Raises CheckpointError where the vocabulary is missing or malformed, or an id is outside of it.
+    """
     vocab = _read_vocabulary(metadata)
     spm = metadata.get("tokenizer.ggml.model") == "llama"
     ids = [
@@ -83,7 +89,7 @@ def eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
         _token_id(metadata, "eot_token_id", vocab, spm),
         _token_id(metadata, "eom_token_id", vocab, spm),
     ]
-    names = set(_END_OF_TURN)
+    names = set(_ENDS)
     ids += [i for i, t in enumerate(vocab.tokens) if t in names and vocab.types[i] == PieceType.CONTROL]
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 

@@ -23,6 +23,7 @@ from aotllm.builder.checkpoints.sentencepiece_tokenizer import (
 from aotllm.builder.checkpoints.sentencepiece_tokenizer_file import read_sentencepiece_model
 from aotllm.builder.checkpoints.special_tokenizer_parts import SpecialTokens
 from aotllm.errors import CheckpointError
+from aotllm.tokenization.library_errors import library_errors
 
 _CONFIG = "tokenizer_config.json"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model")
@@ -61,13 +62,11 @@ def tokenizer_from_folder(folder: Path) -> TokenizerAssets:
 
 def _from_tokenizer_json(path: Path, generation: dict[str, Any], special: SpecialTokens) -> str:
     text = _read_text(path)
-    try:
+    with library_errors(lambda why: CheckpointError(f"{path.name} is not a tokenizer that can be read: {why}")):
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library has no narrower class
-        raise CheckpointError(f"{path.name} is not a tokenizer that `tokenizers` can read: {error}") from None
+        framed = tokenizer.encode("a", add_special_tokens=True).tokens
     special.bos = special.bos or _token_of_id(tokenizer, generation.get("bos_token_id"))
     special.eos = special.eos or _token_of_id(tokenizer, generation.get("eos_token_id"))
-    framed = tokenizer.encode("a", add_special_tokens=True).tokens
     special.add_bos = special.bos is not None and special.bos in framed[:1]
     special.add_eos = special.eos is not None and special.eos in framed[-1:]
     return text

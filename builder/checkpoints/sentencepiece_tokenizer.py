@@ -17,6 +17,7 @@ from tokenizers.models import BPE, Unigram
 
 from aotllm.builder.checkpoints.special_tokenizer_parts import SpecialTokens, finish_tokenizer
 from aotllm.errors import CheckpointError, UnsupportedModel
+from aotllm.tokenization.library_errors import library_errors
 
 SPACE = "\u2581"
 """SentencePiece's visible stand-in for a space"""
@@ -167,12 +168,12 @@ def _unigram(model: SentencePieceModel, where: str) -> Unigram:
 def _normalizers(model: SentencePieceModel, user_defined: Sequence[str], where: str) -> list[normalizers.Normalizer]:
     steps: list[normalizers.Normalizer] = []
     if model.precompiled_charsmap:
-        try:
-            steps.append(normalizers.Precompiled(model.precompiled_charsmap))
-        except Exception as error:  # the library has no narrower class
-            raise CheckpointError(
-                f"{where}: precompiled_charsmap cannot be read ({error}); the file is damaged"
-            ) from None
+        with library_errors(
+            lambda why: CheckpointError(f"{where}: precompiled_charsmap cannot be read ({why}); the file is damaged")
+        ):
+            charsmap = normalizers.Precompiled(model.precompiled_charsmap)
+            charsmap.normalize_str("a e\u0301 \u2460 \u4e2d")  # the trie is only looked at when it is used
+        steps.append(charsmap)
     if model.remove_extra_whitespaces:
         steps += [
             normalizers.Replace(Regex(r"\A +"), ""),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from aotllm.builder.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from aotllm.errors import EngineError, InvalidRequest
@@ -102,6 +102,14 @@ class TestEncodeAndDecode:
         with pytest.raises(InvalidRequest, match="surrogate") as caught:
             spm.encode_chat([{"role": "user", "content": text}])
         assert caught.value.param == "messages"
+
+    def test_a_library_that_panics_is_an_engine_error(self, spm_json):
+        """Rust panics are no `Exception`s, so nothing else would catch them."""
+        raw = RawTokenizer.from_str(spm_json)
+        raw.normalizer = normalizers.Precompiled(b"\x04\0\0\0\xff\xff\xff\x7f")
+        tokenizer = Tokenizer(raw.to_str())
+        with pytest.raises(EngineError, match="panicked"):
+            tokenizer.encode("the dog")
 
     def test_settings_for_training_are_ignored(self, spm_json):
         raw = RawTokenizer.from_str(spm_json)

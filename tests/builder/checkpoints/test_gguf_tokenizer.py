@@ -92,7 +92,7 @@ class TestSmolLM2:
         assets = tokenizer_from_gguf(read_metadata(smollm2_gguf))
         assert (assets.bos_token, assets.eos_token, assets.add_bos) == ("<|im_start|>", "<|im_end|>", False)
         assert "<|im_start|>" in assets.chat_template
-        assert assets.generation_config["eos_token_id"] == [2]
+        assert assets.generation_config["eos_token_id"] == [2, 0], "<|im_end|> by key, <|endoftext|> by name"
 
 
 @cache
@@ -100,33 +100,33 @@ def library(path) -> RawTokenizer:
     return RawTokenizer.from_str(tokenizer_from_gguf(read_metadata(path)).tokenizer_json)
 
 
+@pytest.fixture(scope="module")
+def gemma3_pair(gemma3_gguf):
+    """Our tokenizer, and the same pieces as a SentencePiece model."""
+    metadata = read_metadata(gemma3_gguf)
+    pieces = []
+    for token, score, kind in zip(
+        *(metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")), strict=True
+    ):
+        text = token.replace(" ", "▁") if kind == 4 else token
+        pieces.append((text, score, 2 if token == "<unk>" else kind))
+    reference = oracle(write_sentencepiece(pieces, add_dummy_prefix=False))
+    return Tokenizer(tokenizer_from_gguf(metadata).tokenizer_json), reference
+
+
 @pytest.mark.slow
 class TestGemma3:
     """A real SentencePiece vocabulary of 262,144 tokens, against the sentencepiece package."""
 
-    @pytest.fixture(scope="class")
-    def pair(self, gemma3_gguf):
-        metadata = read_metadata(gemma3_gguf)
-        kinds = [4 if kind == 4 else 2 if token == "<unk>" else kind for token, kind in self.tokens(metadata)]
-        texts = [token.replace(" ", "▁") if kind == 4 else token for token, kind in self.tokens(metadata)]
-        pieces = list(zip(texts, metadata["tokenizer.ggml.scores"], kinds, strict=True))
-        return Tokenizer(tokenizer_from_gguf(metadata).tokenizer_json), oracle(
-            write_sentencepiece(pieces, add_dummy_prefix=False)
-        )
-
-    @staticmethod
-    def tokens(metadata):
-        return zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"], strict=True)
-
-    def test_hard_texts(self, pair):
-        tokenizer, reference = pair
+    def test_hard_texts(self, gemma3_pair):
+        tokenizer, reference = gemma3_pair
         for text in HARD_TEXTS.values():
             assert tokenizer.encode(text) == [2, *reference.encode(text)]
 
     @given(text=plain_text | any_text)
     @settings(max_examples=1000, deadline=None)
-    def test_any_text(self, pair, text):
-        tokenizer, reference = pair
+    def test_any_text(self, gemma3_pair, text):
+        tokenizer, reference = gemma3_pair
         assert tokenizer.encode(text, add_special_tokens=False) == reference.encode(text)
 
     def test_assets(self, gemma3_gguf):

@@ -186,3 +186,12 @@ class TestModelFile:
         (tmp_path / "tokenizer.model").write_bytes(proto.SerializeToString())
         with pytest.raises(UnsupportedModel, match=reason):
             tokenizer_from_folder(tmp_path)
+
+    @pytest.mark.parametrize("charsmap", [b"\x01", b"\xff\xff\xff\xff", b"\x04\0\0\0\xff\xff\xff\x7f"])
+    def test_a_damaged_normalization_table_is_an_error(self, tmp_path, charsmap):
+        """The last one makes the library's Rust code panic."""
+        proto = pb.ModelProto.FromString(train_sentencepiece())
+        proto.normalizer_spec.precompiled_charsmap = charsmap
+        (tmp_path / "tokenizer.model").write_bytes(proto.SerializeToString())
+        with pytest.raises(CheckpointError, match="precompiled_charsmap"):
+            tokenizer_from_folder(tmp_path)
