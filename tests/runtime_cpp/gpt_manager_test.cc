@@ -31,7 +31,8 @@ using testing::kNanToken;
 using testing::Output;
 using testing::small_shape;
 
-constexpr auto kLong = 60s;  // never waited for in a test that passes
+constexpr auto kLong = 20s;  // never waited for in a test that passes
+constexpr std::chrono::duration<double> kForever(std::numeric_limits<double>::infinity());
 
 Request request(std::vector<TokenId> prompt, std::int32_t max_tokens) {
   Request request;
@@ -83,6 +84,20 @@ class Gate {
 std::unique_ptr<GptManager> manager(const ManagerConfig& config = {}, FakeRunner::Hook hook = {}) {
   return std::make_unique<GptManager>(std::make_unique<FakeRunner>(small_shape(), std::move(hook)), config);
 }
+
+/// A manager behind a gate that opens by itself when a test gives up.
+class GatedManager {
+ public:
+  explicit GatedManager(const ManagerConfig& config = {}) : manager_(manager(config, gate.hook())) {}
+  ~GatedManager() { gate.open(); }
+  GptManager* operator->() const { return manager_.get(); }
+  GptManager& operator*() const { return *manager_; }
+
+  Gate gate;
+
+ private:
+  std::unique_ptr<GptManager> manager_;
+};
 
 ManagerConfig one_at_a_time(std::int32_t max_queue_size) {
   ManagerConfig config;
@@ -264,19 +279,18 @@ TEST(GptManager, APromptThatThePoolCanNeverHoldIsRefused) {
 }
 
 TEST(GptManager, TheQueueIsBoundedWhateverTheTiming) {
-  Gate gate;
-  const auto mgr = manager(one_at_a_time(/*max_queue_size=*/2), gate.hook());
+  GatedManager mgr(one_at_a_time(/*max_queue_size=*/2));
   for (int i = 0; i < 3; ++i) {  // one for the batch and two for the queue, even if the loop is not there yet
     mgr->submit(request({4}, 2));
   }
   EXPECT_EQ(error_kind_of([&] { mgr->submit(request({4}, 2)); }), ErrorKind::kOverloaded);
-  gate.await_step(1);
+  mgr.gate.await_step(1);
   for (int i = 0; i < 50; ++i) {
     EXPECT_EQ(error_kind_of([&] { mgr->submit(request({4}, 2)); }), ErrorKind::kOverloaded);
   }
   EXPECT_EQ(mgr->stats().queued, 2);
   EXPECT_EQ(mgr->stats().running, 1);
-  gate.open();
+  mgr.gate.open();
   const Outcomes outcomes = poll_until_ended(*mgr, 3);
   for (const auto& [id, outcome] : outcomes) {
     EXPECT_EQ(outcome.reason, FinishReason::kLength);
@@ -285,33 +299,31 @@ TEST(GptManager, TheQueueIsBoundedWhateverTheTiming) {
 }
 
 TEST(GptManager, AFullKvCacheFillsTheQueueToo) {
-  Gate gate;
   ManagerConfig config;
   config.num_kv_blocks = 12;  // one long sequence, though the batch has eight places
   config.max_queue_size = 1;
-  const auto mgr = manager(config, gate.hook());
+  GatedManager mgr(config);
   mgr->submit(request(std::vector<TokenId>(40, 4), 2));
-  gate.await_step(1);
+  mgr.gate.await_step(1);
   mgr->submit(request(std::vector<TokenId>(40, 4), 2));
-  gate.pass_one();
-  gate.await_step(2);  // planned with the second one waiting
+  mgr.gate.pass_one();
+  mgr.gate.await_step(2);  // planned with the second one waiting
   EXPECT_EQ(error_kind_of([&] { mgr->submit(request({4}, 2)); }), ErrorKind::kOverloaded);
-  gate.open();
+  mgr.gate.open();
   EXPECT_EQ(poll_until_ended(*mgr, 2).size(), 2U);
 }
 
 TEST(GptManager, CancelWorksOnQueuedAndRunningRequestsBeforeTheNextStep) {
-  Gate gate;
-  const auto mgr = manager(one_at_a_time(8), gate.hook());
+  GatedManager mgr(one_at_a_time(8));
   const RequestId running = mgr->submit(request({4}, 40));
-  gate.await_step(1);
+  mgr.gate.await_step(1);
   const RequestId queued = mgr->submit(request({5}, 40));
   const RequestId third = mgr->submit(request({6}, 3));
   mgr->cancel(running);
   mgr->cancel(queued);
   mgr->cancel(queued);
   mgr->cancel(third + 1);  // unknown yet
-  gate.open();
+  mgr.gate.open();
   const Outcomes outcomes = poll_until_ended(*mgr, 3);
   EXPECT_EQ(outcomes.at(running).reason, FinishReason::kCancelled);
   EXPECT_EQ(outcomes.at(running).tokens.size(), 1U);  // of the step that it was in
@@ -350,7 +362,7 @@ TEST(GptManager, PollTimesOutAndWakesUp) {
   EXPECT_TRUE(mgr->poll(1ms).empty());
   EXPECT_TRUE(mgr->poll(std::chrono::duration<double>(std::nan(""))).empty());
   std::thread submitter([&] { mgr->submit(request({4}, 1)); });
-  EXPECT_EQ(mgr->poll(std::chrono::duration<double>(std::numeric_limits<double>::infinity())).size(), 1U);
+  EXPECT_EQ(mgr->poll(kForever).size(), 1U);
   submitter.join();
 }
 
@@ -381,18 +393,17 @@ void await_shutdown(GptManager& manager) {
 }
 
 TEST(GptManagerShutdown, CancelsWhatIsQueuedAndRunning) {
-  Gate gate;
-  const auto mgr = manager(one_at_a_time(2), gate.hook());
+  GatedManager mgr(one_at_a_time(2));
   const RequestId running = mgr->submit(request({4}, 40));
   mgr->submit(request({5}, 40));
   mgr->submit(request({6}, 40));
-  gate.await_step(1);
+  mgr.gate.await_step(1);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] { mgr->shutdown(); });
   }
   await_shutdown(*mgr);
-  gate.open();
+  mgr.gate.open();
   for (std::thread& thread : threads) {
     thread.join();
   }
@@ -401,7 +412,7 @@ TEST(GptManagerShutdown, CancelsWhatIsQueuedAndRunning) {
     EXPECT_EQ(outcome.reason, FinishReason::kCancelled);
     EXPECT_EQ(outcome.tokens.size(), id == running ? 1U : 0U);  // of the step that it was in
   }
-  EXPECT_TRUE(mgr->poll(kLong).empty());  // at once
+  EXPECT_TRUE(mgr->poll(kForever).empty());  // at once
   EXPECT_EQ(error_kind_of([&] { mgr->submit(request({4}, 1)); }), ErrorKind::kCancelled);
   mgr->cancel(running);
   mgr->shutdown(true);
@@ -419,7 +430,7 @@ TEST(GptManagerShutdown, DrainLetsAllFinish) {
     EXPECT_EQ(outcome.reason, FinishReason::kLength);
     EXPECT_EQ(outcome.tokens.size(), 20U);
   }
-  EXPECT_TRUE(mgr->poll(kLong).empty());
+  EXPECT_TRUE(mgr->poll(kForever).empty());
 }
 
 TEST(GptManagerShutdown, CutsADrainShort) {
@@ -440,7 +451,7 @@ TEST(GptManagerShutdown, WakesAllWhoPoll) {
   const auto mgr = manager();
   std::vector<std::thread> pollers;
   for (int i = 0; i < 4; ++i) {
-    pollers.emplace_back([&] { EXPECT_TRUE(mgr->poll(kLong).empty()); });
+    pollers.emplace_back([&] { EXPECT_TRUE(mgr->poll(kForever).empty()); });
   }
   mgr->shutdown();
   for (std::thread& poller : pollers) {
@@ -469,12 +480,10 @@ TEST(GptManagerShutdown, RacesWithSubmitsWithoutLosingARequest) {
 }
 
 TEST(GptManagerShutdown, TheDestructorCancels) {
-  Gate gate;
-  auto mgr = manager({}, gate.hook());
+  GatedManager mgr;
   mgr->submit(request({4}, 40));
-  gate.await_step(1);
-  gate.open();
-  mgr.reset();  // returns
+  mgr.gate.await_step(1);
+  mgr.gate.open();
 }
 
 }  // namespace

@@ -28,9 +28,7 @@ StepPlan Scheduler::plan(const Snapshot& snapshot) const {
       budget -= tokens[i];
     }
   }
-  if (plan.preempted.empty()) {
-    admit(snapshot, budget, plan);
-  }
+  admit(snapshot, budget, plan);
   return plan;
 }
 
@@ -84,6 +82,8 @@ void Scheduler::find_blocks(const Snapshot& snapshot, std::vector<std::int32_t>&
   }
 }
 
+/// Admits waiting sequences. None in a step that preempts: there, not even this step's needs were free, so that the
+/// blocks left beside all reservations are below zero.
 void Scheduler::admit(const Snapshot& snapshot, std::int32_t budget, StepPlan& plan) const {
   std::int64_t unreserved = snapshot.free_blocks;
   for (const SequenceView& sequence : snapshot.running) {
