@@ -167,12 +167,14 @@ def _remove_dead_nodes(graph: ir.Graph) -> None:
 
 
 def _check_fused(graph: ir.Graph, num_layers: int) -> None:
-    for node in graph:
-        if node.domain != DOMAIN:
-            raise Internal(
-                f"The fusion pass left {node.op_type} {node.name!r} over. Every node of a model must belong to one of "
-                f"{', '.join(op.name for op in FUSED_OPS)}: the definition composes ops in a way that no pattern knows."
-            )
+    leftovers = [node for node in graph if node.domain != DOMAIN]
+    if leftovers:
+        node = min(leftovers, key=lambda node: node.op_type == "Constant")  # the first that says something
+        raise Internal(
+            f"The fusion pass left {node.op_type} {node.name!r} over ({len(leftovers)} nodes in all). Every node of a "
+            f"model must belong to one of {', '.join(op.name for op in FUSED_OPS)}: the definition composes ops in a "
+            "way that no pattern knows."
+        )
     expected = [EMBEDDING, *LAYER_OPS * num_layers, LM_HEAD]
     for i, node in enumerate(graph):
         if i >= len(expected) or node.op_type != expected[i]:

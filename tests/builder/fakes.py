@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
 from aotllm.builder.checkpoints.base import Checkpoint, TensorInfo, TokenizerAssets
 from aotllm.builder.config import ModelConfig, RopeConfig
@@ -149,17 +150,22 @@ def random_checkpoint(config: ModelConfig, seed: int = 0) -> MemoryCheckpoint:
     return MemoryCheckpoint(config, arrays)
 
 
-def run_graph(model: ir.Model, token_ids: list[int], start: int = 0) -> np.ndarray:
-    """Logits `[tokens, vocab_size]` of a graph, by onnxruntime."""
-    import onnxruntime
-
+def run_onnx(model: ir.Model, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """All outputs of a graph, by onnxruntime. Older versions take one overload of a local function for another."""
+    onnxruntime = pytest.importorskip("onnxruntime", minversion="1.28", reason="opset 24 and overloads of functions")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     data = ir.to_proto(model).SerializeToString()
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def run_graph(model: ir.Model, token_ids: list[int], start: int = 0) -> np.ndarray:
+    """Logits `[tokens, vocab_size]` of a model of one sequence that begins at position `start`."""
     ids = np.asarray(token_ids, np.int64)
-    return session.run(["logits"], {"input_ids": ids, "positions": start + np.arange(len(ids))})[0]
+    (logits,) = run_onnx(model, {"input_ids": ids, "positions": start + np.arange(len(ids))})
+    return logits
 
 
 def random_tokens(config: ModelConfig, n: int, seed: int = 1) -> list[int]:

@@ -1,8 +1,8 @@
 """A plan, executed in numpy over one real arena: the oracle of the lowering, and what each op of the format means.
 
 Weights are plain float matrices under the tensor names of the segments. Everything is float32, one op after the other,
-one token after the other where that is clearer. The arena is filled with NaN before each step, so that an op which
-reads what nobody wrote shows in the logits.
+one token after the other where that is clearer. The arena is filled with NaN before each step and an output before its
+op, so that reading what nobody wrote shows in the logits, and so does an output that overlaps an input.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class PlanInterpreter:
         result = None
         for op in self.plan["ops"]:
             assert result is None, "lm_head is the last op"
+            in_place = op.get("residual") == op.get("out")
+            if "out" in op and not in_place:
+                self.buffer(op["out"], batch)[:] = np.nan
             result = getattr(self, op["op"])(op, batch)
         assert result is not None, "the last op is lm_head"
         return result
@@ -114,10 +117,13 @@ class PlanInterpreter:
             out[token] = np.einsum("kgt,tkd->kgd", weights, v).reshape(-1)
 
     def linear_residual(self, op, batch):
+        residual = self.buffer(op["residual"], batch).copy()
+        out = self.buffer(op["out"], batch)
+        out[:] = np.nan  # it may be the residual's buffer, but not the input's
         y = self.linear(op["linear"], self.buffer(op["in"], batch), op.get("bias"))
         if op.get("post_norm"):
             y = rms_norm(y, self.tensors[op["post_norm"]], op["eps"])
-        self.buffer(op["out"], batch)[:] = self.buffer(op["residual"], batch) + y
+        out[:] = residual + y
 
     def norm_swiglu(self, op, batch):
         h = rms_norm(self.buffer(op["in"], batch), self.tensors[op["norm"]], op["eps"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from aotllm.builder.graph import Tracer, ops
 from aotllm.builder.graph.tracer import TOKENS
+from tests.builder.fakes import run_onnx
 
 RNG = np.random.default_rng(0)
 TOKEN_COUNTS = (1, 7)
@@ -29,9 +29,7 @@ def run(op, *arrays: np.ndarray) -> np.ndarray:
     result = op(*inputs)
     outputs = result if isinstance(result, tuple) else (result,)
     model = tracer.finish({f"y{i}": output for i, output in enumerate(outputs)}, {})
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
-    feeds = {f"x{i}": array for i, array in enumerate(arrays)}
-    results = session.run([f"y{i}" for i in range(len(outputs))], feeds)
+    results = run_onnx(model, {f"x{i}": array for i, array in enumerate(arrays)})
     for output, array in zip(outputs, results, strict=True):
         assert array.shape == tuple(array.shape[i] if d == TOKENS else d for i, d in enumerate(output.shape))
     return results if isinstance(result, tuple) else results[0]
