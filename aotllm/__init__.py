@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from aotllm.engines import Engine, open_engine
     from aotllm.errors import AotllmError
     from aotllm.executor import Executor
     from aotllm.manager import ExecutorConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AotllmError": "aotllm.errors",
+    "Engine": "aotllm.engines",
     "Executor": "aotllm.executor",
     "ExecutorConfig": "aotllm.manager",
     "Request": "aotllm.request",
@@ -30,10 +32,12 @@ _HOME = {
     "Timings": "aotllm.request",
     "TokenLogprob": "aotllm.request",
     "TokenOutput": "aotllm.request",
+    "open_engine": "aotllm.engines",
 }
 
 __all__ = [
     "AotllmError",
+    "Engine",
     "Executor",
     "ExecutorConfig",
     "Request",
@@ -44,6 +48,7 @@ __all__ = [
     "TokenLogprob",
     "TokenOutput",
     "__version__",
+    "open_engine",
 ]
 
 
