@@ -88,7 +88,7 @@ def test_a_wrong_field_shows(name, op, change):
         ("hidden", "query"),
         ("hidden", "attention"),
         ("query", "attention"),
-        ("gated", "hidden"),
+        ("hidden", "gated"),
         ("attention", "hidden"),
     ],
 )
