@@ -44,15 +44,7 @@ void for_each_head_group(const Linear& linear, int count, int head_dim, std::ini
   }
 }
 
-}  // namespace
-
-int row_of_panel(const Linear& linear, int panel) {
-  if (panel >= linear.panels) return linear.n;
-  auto it = linear.segments.begin();
-  while (panel >= it->panel_begin + segment_panels(*it)) ++it;
-  return it->row_begin + (panel - it->panel_begin) * cpu::kPanelRows;
-}
-
+/// Activations from row `row` on, of a linear of `k` columns.
 cpu::Activations rows_from(const cpu::Activations& a, int row, int k) {
   cpu::Activations from = a;
   if (a.x != nullptr) from.x += row * a.x_stride;
@@ -64,15 +56,25 @@ cpu::Activations rows_from(const cpu::Activations& a, int row, int k) {
   return from;
 }
 
-void multiply(const cpu::Kernels& kernels, const Linear& linear, const cpu::Activations& a, int rows, int panel_begin,
-              int panel_end, float* y, std::ptrdiff_t y_stride) {
-  const int first_row = row_of_panel(linear, panel_begin);
+}  // namespace
+
+int row_of_panel(const Linear& linear, int panel) {
+  if (panel >= linear.panels) return linear.n;
+  auto it = linear.segments.begin();
+  while (panel >= it->panel_begin + segment_panels(*it)) ++it;
+  return it->row_begin + (panel - it->panel_begin) * cpu::kPanelRows;
+}
+
+void multiply(const cpu::Kernels& kernels, const Linear& linear, const cpu::Activations& a, const Tile& tile, float* y,
+              std::ptrdiff_t y_stride) {
+  const int first_row = row_of_panel(linear, tile.panel_begin);
+  const cpu::Activations rows = rows_from(a, tile.row_begin, linear.k);
   for (const LinearSegment& segment : linear.segments) {
-    const int begin = std::max(panel_begin - segment.panel_begin, 0);
-    const int end = std::min(panel_end - segment.panel_begin, segment_panels(segment));
+    const int begin = std::max(tile.panel_begin - segment.panel_begin, 0);
+    const int end = std::min(tile.panel_end - segment.panel_begin, segment_panels(segment));
     if (begin >= end) continue;
     const int column = segment.row_begin + begin * cpu::kPanelRows - first_row;
-    kernels.matmul(segment.weights, a, rows, begin, end, y + column, y_stride);
+    kernels.matmul(segment.weights, rows, tile.rows(), begin, end, y + column, y_stride);
   }
 }
 

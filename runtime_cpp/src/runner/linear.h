@@ -4,19 +4,17 @@
 
 #include "engine/plan.h"
 #include "kernels.h"
+#include "runner/partition.h"
 
 namespace aotllm {
 
 /// First row of panel `panel`; n for the panel past the end.
 int row_of_panel(const Linear& linear, int panel);
 
-/// Activations from row `row` on, of a linear of `k` columns.
-cpu::Activations rows_from(const cpu::Activations& a, int row, int k);
-
-/// y[row][c] = (W · x[row])[row_of_panel(panel_begin) + c] for `rows` rows of `a` and the rows of panels
-/// [panel_begin, panel_end), through all segments.
-void multiply(const cpu::Kernels& kernels, const Linear& linear, const cpu::Activations& a, int rows, int panel_begin,
-              int panel_end, float* y, std::ptrdiff_t y_stride);
+/// The products of a tile: row r of the tile goes to y + r · y_stride, its first column is
+/// row_of_panel(tile.panel_begin) of the linear. `a` holds all rows of the input.
+void multiply(const cpu::Kernels& kernels, const Linear& linear, const cpu::Activations& a, const Tile& tile, float* y,
+              std::ptrdiff_t y_stride);
 
 /// Heads that one thread computes together, products and epilogue (norm, RoPE, store) without a barrier between: a head
 /// of Q, or a KV head's K and V. More than one head where a single one does not end on a panel boundary.

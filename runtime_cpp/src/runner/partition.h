@@ -27,22 +27,31 @@ inline int row_tiles(int rows) {
   return (rows + kTileRows - 1) / kTileRows;
 }
 
-/// Calls tile(panel_begin, panel_end, row_begin, row_end) for a thread's share of panels × rows. Panels are split
-/// first; row tiles of one panel are divided only where a share ends. Tiles change who computes a value, never the
-/// value.
-template <class Tile>
-void for_each_tile(int panels, int rows, int index, int count, Tile&& tile) {
+/// Panels of a linear and rows of its input.
+struct Tile {
+  int panel_begin = 0;
+  int panel_end = 0;
+  int row_begin = 0;
+  int row_end = 0;
+
+  int rows() const noexcept { return row_end - row_begin; }
+};
+
+/// Calls visit(tile) for a thread's share of panels × rows. Panels are split first; the row tiles of one panel are
+/// divided only where a share ends. Tiles change who computes a value, never the value.
+template <class Visit>
+void for_each_tile(int panels, int rows, int index, int count, Visit&& visit) {
   const std::int64_t tiles = row_tiles(rows);
   auto [at, end] = split(panels * tiles, index, count);
   while (at < end) {
     const int panel = static_cast<int>(at / tiles);
     const std::int64_t first = at % tiles;
-    const std::int64_t whole = first == 0 ? (end - at) / tiles : 0;
+    const std::int64_t whole = first == 0 ? (end - at) / tiles : 0;  // panels of which all rows are in the share
     const int width = static_cast<int>(std::clamp<std::int64_t>(whole, 1, kTilePanels));
-    const std::int64_t last = std::min(tiles, whole > 0 ? tiles : first + (end - at));
+    const std::int64_t last = std::min(tiles, first + (end - at));
     for (std::int64_t t = first; t < last; ++t) {
-      tile(panel, panel + width, static_cast<int>(t * kTileRows),
-           std::min(rows, static_cast<int>((t + 1) * kTileRows)));
+      const int row_begin = static_cast<int>(t) * kTileRows;
+      visit(Tile{panel, panel + width, row_begin, std::min(rows, row_begin + kTileRows)});
     }
     at += whole > 0 ? width * tiles : last - first;
   }

@@ -10,19 +10,18 @@ void add_product(const Worker& worker, const LinearResidualOp& op, const Linear&
   const float* residual = step.space.buffer(op.residual);
   float* out = step.space.buffer(op.out);
   float* y = worker.own().tile;
-  for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count,
-                [&](int panel_begin, int panel_end, int row_begin, int row_end) {
-                  const int column = row_of_panel(linear, panel_begin);
-                  const int width = row_of_panel(linear, panel_end) - column;
-                  multiply(step.kernels, linear, rows_from(a, row_begin, linear.k), row_end - row_begin, panel_begin,
-                           panel_end, y, width);
-                  for (int row = row_begin; row < row_end; ++row) {
-                    float* product = y + std::ptrdiff_t{row - row_begin} * width;
-                    const std::ptrdiff_t at = std::ptrdiff_t{row} * linear.n + column;
-                    if (!op.bias.empty()) step.kernels.add(product, op.bias.data() + column, width, product);
-                    step.kernels.add(residual + at, product, width, out + at);
-                  }
-                });
+  const auto run_tile = [&](const Tile& tile) {
+    const int column = row_of_panel(linear, tile.panel_begin);
+    const int width = row_of_panel(linear, tile.panel_end) - column;
+    multiply(step.kernels, linear, a, tile, y, width);
+    for (int row = tile.row_begin; row < tile.row_end; ++row) {
+      float* product = y + std::ptrdiff_t{row - tile.row_begin} * width;
+      const std::ptrdiff_t at = std::ptrdiff_t{row} * linear.n + column;
+      if (!op.bias.empty()) step.kernels.add(product, op.bias.data() + column, width, product);
+      step.kernels.add(residual + at, product, width, out + at);
+    }
+  };
+  for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count, run_tile);
 }
 
 /// out = residual + RMSNorm(W · in + bias): the norm needs whole rows, hence a barrier between.
@@ -32,12 +31,10 @@ void add_normed_product(const Worker& worker, const LinearResidualOp& op, const 
   const float* residual = step.space.buffer(op.residual);
   float* out = step.space.buffer(op.out);
   float* y = step.space.unnormalized();  // [rows, n]
-  for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count,
-                [&](int panel_begin, int panel_end, int row_begin, int row_end) {
-                  multiply(step.kernels, linear, rows_from(a, row_begin, linear.k), row_end - row_begin, panel_begin,
-                           panel_end, y + std::ptrdiff_t{row_begin} * linear.n + row_of_panel(linear, panel_begin),
-                           linear.n);
-                });
+  for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count, [&](const Tile& tile) {
+    const std::ptrdiff_t at = std::ptrdiff_t{tile.row_begin} * linear.n + row_of_panel(linear, tile.panel_begin);
+    multiply(step.kernels, linear, a, tile, y + at, linear.n);
+  });
   worker.barrier();
 
   const Range rows = split(step.batch.rows(), worker.index, worker.count);

@@ -11,18 +11,17 @@ void run(const Worker& worker, const LmHeadOp& op) {
   const int num_rows = static_cast<int>(rows.size());
   const cpu::Activations a = prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, rows, num_rows},
                                      linear.has_float, linear.has_block);
-  for_each_tile(linear.panels, num_rows, worker.index, worker.count,
-                [&](int panel_begin, int panel_end, int row_begin, int row_end) {
-                  const int column = row_of_panel(linear, panel_begin);
-                  const int width = row_of_panel(linear, panel_end) - column;
-                  float* y = step.logits + std::ptrdiff_t{row_begin} * linear.n + column;
-                  multiply(step.kernels, linear, rows_from(a, row_begin, linear.k), row_end - row_begin, panel_begin,
-                           panel_end, y, linear.n);
-                  for (int row = row_begin; row < row_end; ++row, y += linear.n) {
-                    if (!op.bias.empty()) step.kernels.add(y, op.bias.data() + column, width, y);
-                    if (op.softcap > 0.0f) step.kernels.softcap(y, width, op.softcap);
-                  }
-                });
+  const auto run_tile = [&](const Tile& tile) {
+    const int column = row_of_panel(linear, tile.panel_begin);
+    const int width = row_of_panel(linear, tile.panel_end) - column;
+    float* y = step.logits + std::ptrdiff_t{tile.row_begin} * linear.n + column;
+    multiply(step.kernels, linear, a, tile, y, linear.n);
+    for (int row = tile.row_begin; row < tile.row_end; ++row, y += linear.n) {
+      if (!op.bias.empty()) step.kernels.add(y, op.bias.data() + column, width, y);
+      if (op.softcap > 0.0f) step.kernels.softcap(y, width, op.softcap);
+    }
+  };
+  for_each_tile(linear.panels, num_rows, worker.index, worker.count, run_tile);
 }
 
 }  // namespace aotllm

@@ -19,10 +19,9 @@ class NormQkvRope {
         out_(step_.space.buffer(op.out)) {}
 
   void run_unit(const QkvUnit& unit, const cpu::Activations& a, int row_begin, int row_end) const {
-    const cpu::Activations rows = rows_from(a, row_begin, linear_.k);
     for (const QkvUnit::Product& p : unit.products) {
-      multiply(step_.kernels, linear_, rows, row_end - row_begin, p.panel_begin, p.panel_end, tile_ + p.column,
-               unit.columns);
+      const Tile tile{p.panel_begin, p.panel_end, row_begin, row_end};
+      multiply(step_.kernels, linear_, a, tile, tile_ + p.column, unit.columns);
     }
     for (int row = row_begin; row < row_end; ++row) {
       float* y = tile_ + std::ptrdiff_t{row - row_begin} * unit.columns;  // Q heads, K heads, V heads of the unit
