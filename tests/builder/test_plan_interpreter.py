@@ -89,7 +89,6 @@ def test_a_wrong_field_shows(name, op, change):
         ("hidden", "attention"),
         ("query", "attention"),
         ("hidden", "gated"),
-        ("attention", "hidden"),
     ],
 )
 def test_buffers_that_overlap_show(moved, onto):
