@@ -76,6 +76,7 @@ def _validate_rope(rope: RopeConfig, config: ModelConfig, source: str) -> None:
         0 < rotary_dim <= config.head_dim and rotary_dim % 2 == 0,
         f"{rotary_dim} rotated dimensions; expected an even number up to head_dim ({config.head_dim})",
     )
+    need(rope.rope_type != "dynamic" or rotary_dim > 2, "dynamic scaling needs more than 2 rotated dimensions")
     for name in ("short_factor", "long_factor", "freq_factors"):
         factors = getattr(rope, name)
         if factors is not None:

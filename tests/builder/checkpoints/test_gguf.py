@@ -149,6 +149,7 @@ def keys(**scaling: Any) -> Callable[[gguf.GGUFWriter], None]:
 
 ROPES: dict[str, tuple[Callable[[gguf.GGUFWriter], None], RopeConfig]] = {
     "none": (keys(type="none"), RopeConfig()),
+    "none, whatever the factor": (keys(type="none", factor=4.0), RopeConfig()),
     "linear": (keys(type="linear", factor=4.0), RopeConfig("linear", factor=4.0)),
     "linear of 1": (keys(type="linear", factor=1.0), RopeConfig()),
     "linear of 0": (keys(factor=0.0), RopeConfig()),
@@ -441,6 +442,28 @@ def test_bad_splits(case: str, split: list[Path], tmp_path: Path) -> None:
     damage(parts)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(parts[0])
+
+
+def test_parts_that_hold_fewer_tensors_than_the_model_has(tmp_path: Path) -> None:
+    """Two parts of the right names and numbers, the second without a tensor that the model had when it was split."""
+    file = tiny_llama()
+    second = RawGguf([("split.no", raw.U16, 1), ("split.count", raw.U16, 2)], file.tensors[6:])
+    file.keys += [("split.no", raw.U16, 0), ("split.count", raw.U16, 2), ("split.tensors.count", raw.I32, 12)]
+    file.tensors = file.tensors[:6]
+    for number, part in enumerate((file, second), start=1):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(part.pack())
+    with pytest.raises(CheckpointError, match="the parts hold 11 tensors, but the model has 12"):
+        open_checkpoint(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_a_tensor_in_two_parts(tmp_path: Path) -> None:
+    file = tiny_llama()
+    second = RawGguf([("split.no", raw.U16, 1), ("split.count", raw.U16, 2)], file.tensors[-1:])
+    file.keys += [("split.no", raw.U16, 0), ("split.count", raw.U16, 2)]
+    for number, part in enumerate((file, second), start=1):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(part.pack())
+    with pytest.raises(CheckpointError, match="00002.gguf: tensor 'output_norm.weight' is in an earlier part"):
+        open_checkpoint(tmp_path / "m-00001-of-00002.gguf")
 
 
 def test_a_part_under_another_name(split: list[Path], tmp_path: Path) -> None:

@@ -182,6 +182,14 @@ def test_truncations_are_refused(tmp_path: Path) -> None:
             open_checkpoint(tmp_path / "cut.gguf")
 
 
+def test_limits_hold_for_all_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_cursor, "MAX_STRINGS", 5)
+    three = (raw.STRING, ["a", "b", "c"])
+    assert read(RawGguf([("one", raw.ARRAY, three)]).pack(), tmp_path).metadata["one"] == ["a", "b", "c"]
+    with pytest.raises(CheckpointError, match="'two' is an array of 3 values; that is more than all arrays together"):
+        read(RawGguf([("one", raw.ARRAY, three), ("two", raw.ARRAY, three)]).pack(), tmp_path)
+
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "empty strings": lambda: key(raw.ARRAY, Payload(claim(raw.STRING, 10**5) + bytes(8 * 10**5))).pack(),
     "a million empty arrays": lambda: key(

@@ -105,6 +105,47 @@ def test_config_says_what_the_model_of_transformers_does(name: str, saved: Calla
     assert tuple(config.window(layer) for layer in range(config.num_layers)) == windows
 
 
+@pytest.mark.parametrize("name", ["qwen2 with windows", "gemma2", "gemma3"])
+def test_windows_where_layer_types_are_not_listed(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """Older files leave the pattern to the family."""
+    folder = Path(shutil.copytree(saved(name), tmp_path / "old"))
+    edit(folder, drop=("layer_types", "_sliding_window_pattern"))
+    layers = make_model(name).model.layers
+    assert open_checkpoint(folder).config.layer_windows == tuple(
+        layer.self_attn.sliding_window or 0 for layer in layers
+    )
+
+
+def test_stated_sliding_window_pattern_of_gemma3(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved("gemma3"), tmp_path / "old"))
+    edit(folder, drop=("layer_types", "_sliding_window_pattern"), sliding_window_pattern=3)
+    assert open_checkpoint(folder).config.layer_windows == (24, 24, 0, 24, 24, 0, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "drop", "nulls", "attention", "logits"),
+    [
+        ("gemma2", ("attn_logit_softcapping", "final_logit_softcapping"), (), 50.0, 30.0),
+        ("gemma2", (), ("attn_logit_softcapping", "final_logit_softcapping"), 0.0, 0.0),
+        ("gemma3", ("attn_logit_softcapping", "final_logit_softcapping"), (), 0.0, 0.0),
+    ],
+)
+def test_softcaps_absent_and_null(
+    name: str,
+    drop: tuple[str, ...],
+    nulls: tuple[str, ...],
+    attention: float,
+    logits: float,
+    saved: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    """Absent is the family's default, null is off."""
+    folder = Path(shutil.copytree(saved(name), tmp_path / "edited"))
+    edit(folder, drop=drop, **dict.fromkeys(nulls))
+    config = open_checkpoint(folder).config
+    assert (config.attn_logit_softcap, config.final_logit_softcap) == (attention, logits)
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama"])
 def test_norm_offset_activation_and_embedding_scale(name: str, saved: Callable[[str], Path]) -> None:
     """Measured on the modules of transformers themselves."""
@@ -154,9 +195,10 @@ def test_storage_formats(name: str, dtype: torch.dtype, storage: str, stored_typ
 
 @pytest.mark.parametrize("hidden", [640, 1152, 2304, 2560, 3584, 3840, 5376, 4608])
 def test_embedding_scale_rounds_as_torch_does(hidden: int) -> None:
+    halfway = (1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 + 3 * 2.0**-11)  # ties of bf16 and f16, down and up
     for storage, dtype in (("f32", torch.float32), ("f16", torch.float16), ("bf16", torch.bfloat16)):
-        expected = torch.tensor(hidden**0.5).to(dtype).float().item()
-        assert round_to_storage(hidden**0.5, storage) == expected
+        for value in (hidden**0.5, *halfway):
+            assert round_to_storage(value, storage) == torch.tensor(value).to(dtype).float().item()
 
 
 def test_shards(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -235,6 +277,10 @@ ROPES: dict[str, tuple[dict[str, Any], RopeConfig]] = {
             short_factor=(1.0,) * 16,
             long_factor=(2.0,) * 16,
         ),
+    ),
+    "per layer type, the same": (
+        {"rope_parameters": {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}},
+        RopeConfig(theta=5e5),
     ),
     "partial": ({"partial_rotary_factor": 0.5}, RopeConfig(rotary_dim=16)),
 }

@@ -59,6 +59,7 @@ UNSOUND: dict[str, tuple[dict[str, Any], str]] = {
     "local rope": ({"rope_local": RopeConfig(theta=-1.0)}, "RoPE: theta is -1.0"),
     "rotary dim": ({"rope": RopeConfig(rotary_dim=10)}, "RoPE: 10 rotated dimensions; expected an even number up to"),
     "odd rotary dim": ({"rope": RopeConfig(rotary_dim=3)}, "RoPE: 3 rotated dimensions"),
+    "dynamic": ({"rope": RopeConfig("dynamic", rotary_dim=2)}, "RoPE: dynamic scaling needs more than 2"),
     "divisors": ({"rope": RopeConfig(freq_factors=(1.0,))}, "RoPE: freq_factors has 1 values; expected 4"),
     "divisor of 0": (
         {"rope": RopeConfig(freq_factors=(1.0, 0.0, 1.0, 1.0))},
