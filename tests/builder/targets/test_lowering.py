@@ -9,7 +9,10 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from aotllm.builder.config import RopeConfig
 from aotllm.builder.models import trace
 from aotllm.builder.passes import arena_plan, run_passes
 from aotllm.builder.targets.cpu.lowering import Lowered, engine_name, lower
@@ -56,6 +59,45 @@ def test_plan_computes_what_the_graph_computes(name):
     expected = run_graph(trace(checkpoint, LIMITS["max_seq_len"]), tokens)
     actual = interpreter(checkpoint).step([tokens], [0], [[7, 3]], ["all"])
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-5)
+
+
+@st.composite
+def configs(draw):
+    """Models of any architecture whose sizes have nothing in common."""
+    base = draw(st.sampled_from(sorted(CONFIGS.values(), key=lambda config: config.architecture)))
+    num_kv_heads, head_dim = draw(st.integers(1, 3)), 8 * draw(st.integers(1, 4))
+    num_layers = draw(st.integers(1, 3))
+    return replace(
+        base,
+        vocab_size=draw(st.integers(3, 70)),
+        hidden_size=draw(st.integers(6, 50)),
+        intermediate_size=draw(st.integers(6, 90)),
+        num_layers=num_layers,
+        num_heads=num_kv_heads * draw(st.integers(1, 3)),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=RopeConfig(rotary_dim=draw(st.sampled_from([None, 8, head_dim]))),
+        layer_windows=tuple(draw(st.lists(st.integers(0, 12), min_size=num_layers, max_size=num_layers))),
+        qkv_bias=draw(st.booleans()) or base.architecture == "qwen2",
+        attention_out_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        tie_word_embeddings=draw(st.booleans()),
+        hidden_act=draw(st.sampled_from(["silu", "gelu_tanh"])),
+        embedding_scale=draw(st.sampled_from([1.0, 3.0])),
+        attn_logit_softcap=draw(st.sampled_from([0.0, 2.0])),
+        final_logit_softcap=draw(st.sampled_from([0.0, 2.0])),
+        rms_norm_weight_offset=draw(st.sampled_from([0.0, 1.0])),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(configs(), st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_plan_of_any_model_computes_what_its_graph_computes(config, num_tokens, seed):
+    checkpoint, tokens = random_checkpoint(config, seed), random_tokens(config, num_tokens, seed)
+    expected = run_graph(trace(checkpoint, LIMITS["max_seq_len"]), tokens)
+    actual = interpreter(checkpoint).step([tokens], [0], [[7, 3]], ["all"])
+    # Norms of a few values magnify rounding where these are all small; faults of structure are as large as the logits.
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
