@@ -7,8 +7,22 @@ namespace aotllm::cpu {
 
 /// Formats of packed segments; `docs/engine_format.md` gives the layouts, `format_name` the names used there.
 enum class Format : std::uint8_t {
-  kF32, kF16, kBF16,
-  kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kMXFP4, kQ8_F32,
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_NL,
+  kMXFP4,
+  kQ8_F32,
 };
 
 /// Rows of a panel, the lanes of a kernel.
@@ -16,7 +30,9 @@ inline constexpr int kPanelRows = 16;
 /// Values that share one activation scale.
 inline constexpr int kActivationBlock = 32;
 
-constexpr bool is_float_format(Format f) { return f <= Format::kBF16; }
+constexpr bool is_float_format(Format f) {
+  return f <= Format::kBF16;
+}
 
 /// "q4_1" → kQ4_1. Returns false for an unknown name.
 bool parse_format(const char* name, Format& format) noexcept;
@@ -37,8 +53,8 @@ struct Segment {
 struct Activations {
   const float* x = nullptr;  ///< [rows, k], row stride `x_stride` floats
   std::ptrdiff_t x_stride = 0;
-  const std::int8_t* q = nullptr;  ///< [rows, k], in [-127, 127]
-  const float* scales = nullptr;   ///< [rows, k / 32]
+  const std::int8_t* q = nullptr;      ///< [rows, k], in [-127, 127]
+  const float* scales = nullptr;       ///< [rows, k / 32]
   const std::int32_t* sums = nullptr;  ///< [rows, k / 16]: sum of q
 };
 
@@ -106,9 +122,9 @@ struct Kernels {
   void (*softcap)(float* x, int n, float cap);
 };
 
-/// The kernels that this process uses: the best ISA of the CPU, or AOTLLM_FORCE_ISA (`avx2`, `avx512`, `avx512_vnni`) where
-/// that is lower. Chosen once. Throws aotllm::Error(kEngineIncompatible) on a CPU without AVX2, FMA and F16C, or for a
-/// forced ISA that is unknown or that the CPU lacks.
+/// The kernels that this process uses: the best ISA of the CPU, or AOTLLM_FORCE_ISA (`avx2`, `avx512`, `avx512_vnni`)
+/// where that is lower. Chosen once. Throws aotllm::Error(kEngineIncompatible) on a CPU without AVX2, FMA, F16C and
+/// BMI2, or for a forced ISA that is unknown or that the CPU lacks.
 const Kernels& kernels();
 
 /// The kernels of a named ISA, or nullptr where this CPU cannot run it (tests).

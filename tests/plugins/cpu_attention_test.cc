@@ -127,7 +127,8 @@ class CpuAttention : public OnIsa {
     return cache;
   }
 
-  std::vector<float> attend(const Case& c, const Cache& cache, const float* q, int group) {
+  std::vector<float> attend(const Case& c, const Cache& cache, const float* q, int group,
+                            const Kernels* other = nullptr) {
     std::vector<float> out(static_cast<std::size_t>(group * c.head_dim), kNan);
     AttentionArgs a = cache.args();
     a.q = q;
@@ -137,7 +138,7 @@ class CpuAttention : public OnIsa {
     a.window = c.window;
     a.softcap = c.softcap;
     a.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-    ops().attention(a);
+    (other != nullptr ? *other : ops()).attention(a);
     return out;
   }
 };
@@ -184,6 +185,18 @@ TEST_P(CpuAttention, DoesNotDependOnBlockSizeOrNeighbours) {
         cache.store(ops(), t, other.k.data() + t * c.head_dim, other.v.data() + t * c.head_dim);
       }
       EXPECT_TRUE(same_bits(attend(c, cache, in.q.data(), c.group), expected)) << tokens_per_block;
+    }
+  }
+}
+
+TEST_P(CpuAttention, AgreesWithAvx2BitForBit) {
+  Random random(7);
+  for (const KvType type : {KvType::kF32, KvType::kF16}) {
+    for (const Case& c : kCases) {
+      const Inputs in = inputs(c, type, random);
+      const Cache cache = filled(c, type, in, random);
+      EXPECT_TRUE(same_bits(attend(c, cache, in.q.data(), c.group),
+                            attend(c, cache, in.q.data(), c.group, kernels_for("avx2"))));
     }
   }
 }

@@ -12,7 +12,8 @@ struct Shape {
 
 // Row counts around every tile size, n around panel borders, the shortest k; K formats need whole superblocks.
 std::vector<Shape> shapes(const Layout& layout) {
-  if (layout.scale_type == 'u' || layout.scale_type == 'i') return {{16, 256, 1}, {23, 512, 3}, {50, 256, 9}};
+  if (layout.scale_type == 'u' || layout.scale_type == 'i')
+    return {{16, 256, 1}, {23, 512, 3}, {33, 256, 6}, {16, 512, 8}, {50, 256, 9}, {5, 256, 14}};
   return {{16, 32, 1}, {1, 96, 2},  {23, 64, 3}, {33, 32, 4}, {48, 160, 5},
           {17, 96, 7}, {80, 64, 8}, {50, 32, 9}, {5, 32, 17}};
 }
