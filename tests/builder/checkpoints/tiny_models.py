@@ -5,6 +5,7 @@ Sizes are all different, so that a swapped pair of them cannot go unnoticed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,9 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+def edit(folder: Path, file: str = "config.json", drop: tuple[str, ...] = (), **fields: Any) -> None:
+    content = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    content = {key: value for key, value in content.items() if key not in drop}
+    (folder / file).write_text(json.dumps({**content, **fields}))
