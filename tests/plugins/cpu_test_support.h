@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -39,19 +41,19 @@ inline std::vector<float> normal(Random& random, std::size_t n, float scale = 1.
   return x;
 }
 
-/// Bytes at a 64-byte boundary.
+/// Bytes at a 64-byte boundary, zero at first. Exactly `n` of them, so that AddressSanitizer sees a byte too many.
 class AlignedBytes {
  public:
-  explicit AlignedBytes(std::size_t n) : storage_(n + 64), size_(n) {}
-  std::uint8_t* data() {
-    const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
-    return storage_.data() + (64 - address % 64) % 64;
-  }
-  const std::uint8_t* data() const { return const_cast<AlignedBytes*>(this)->data(); }
+  explicit AlignedBytes(std::size_t n) : bytes_(new (std::align_val_t{64}) std::uint8_t[n]()), size_(n) {}
+  std::uint8_t* data() { return bytes_.get(); }
+  const std::uint8_t* data() const { return bytes_.get(); }
   std::size_t size() const { return size_; }
 
  private:
-  std::vector<std::uint8_t> storage_;
+  struct Delete {
+    void operator()(std::uint8_t* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<std::uint8_t[], Delete> bytes_;
   std::size_t size_;
 };
 
