@@ -53,7 +53,7 @@ void bench_matmul(const Kernels& kernels, Format format, int n, int k) {
   const Segment w{format, n, k, aligned(storage, bytes, 0x22)};
   const std::vector<float> x(static_cast<std::size_t>(kMaxRows * k), 0.5f);
   const std::vector<std::int8_t> q(x.size(), 3);
-  const std::vector<float> scales(x.size() / 32, 0.01f);
+  const std::vector<float> scales(x.size() / 16, 0.01f);
   const std::vector<std::int32_t> sums(x.size() / 16, 48);
   const Activations a{x.data(), k, q.data(), scales.data(), sums.data()};
   std::vector<float> y(static_cast<std::size_t>(kMaxRows * n));

@@ -27,8 +27,11 @@ enum class Format : std::uint8_t {
 
 /// Rows of a panel, the lanes of a kernel.
 inline constexpr int kPanelRows = 16;
-/// Values that share one activation scale.
-inline constexpr int kActivationBlock = 32;
+/// Columns of a weight block: `k` of a block format is a multiple of it.
+inline constexpr int kWeightBlock = 32;
+/// Values that share one activation scale. Half a weight block: it costs a multiply-add more per block and takes a
+/// third off the divergence from exact arithmetic (docs/benchmarks.md).
+inline constexpr int kActivationBlock = 16;
 
 constexpr bool is_float_format(Format f) {
   return f <= Format::kBF16;
@@ -54,7 +57,7 @@ struct Activations {
   const float* x = nullptr;  ///< [rows, k], row stride `x_stride` floats
   std::ptrdiff_t x_stride = 0;
   const std::int8_t* q = nullptr;      ///< [rows, k], in [-127, 127]
-  const float* scales = nullptr;       ///< [rows, k / 32]
+  const float* scales = nullptr;       ///< [rows, k / 16]
   const std::int32_t* sums = nullptr;  ///< [rows, k / 16]: sum of q
 };
 
@@ -92,7 +95,7 @@ struct Kernels {
   /// y[n] = x · w / sqrt(mean(x²) + eps). In place (y == x) allowed.
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
 
-  /// Quantizes k values (a multiple of 32) to `q`, `scales` [k / 32], `sums` [k / 16].
+  /// Quantizes k values (a multiple of 32) to `q`, `scales` [k / 16], `sums` [k / 16].
   void (*quantize)(const float* x, int k, std::int8_t* q, float* scales, std::int32_t* sums);
 
   /// Panels [panel_begin, panel_end) of `y = W · x` for `rows` rows: column 16·p + r of panel p goes to

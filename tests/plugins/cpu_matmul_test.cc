@@ -18,10 +18,10 @@ std::vector<Shape> shapes(const Layout& layout) {
           {17, 96, 7}, {80, 64, 8}, {50, 32, 9}, {5, 32, 17}};
 }
 
-/// One output by the documented order: exact integer sums per scale group, one fma per group and min, ascending k.
+/// One output by the documented order: exact integer sums per 16 values, one fma for them and one per min, ascending k.
 float block_dot(const PackedMatrix& w, const QuantizedRows& x, int row, int n) {
   const int k = w.k();
-  const int width = 32 / w.layout().scale_groups;
+  constexpr int width = 16;
   float acc = 0.0f;
   for (int i = 0; i < k; i += width) {
     std::int32_t products = 0;
@@ -31,7 +31,7 @@ float block_dot(const PackedMatrix& w, const QuantizedRows& x, int row, int n) {
       products += q * w.code(n, j);
       sum += q;
     }
-    const float a = x.scales[static_cast<std::size_t>(row * (k / 32) + i / 32)];
+    const float a = x.scales[static_cast<std::size_t>((row * k + i) / 16)];
     acc = std::fma(static_cast<float>(products), w.scale(n, i) * a, acc);
     if (w.layout().affine) acc = std::fma(w.min(n, i), a * static_cast<float>(sum), acc);
   }
@@ -101,7 +101,7 @@ TEST_P(CpuMatmul, AnyPanelRangeAndRowSubsetGivesTheSameBits) {
         const int count = rows - first_row - begin % 3;
         Activations a = x.activations();
         a.q += first_row * k;
-        a.scales += first_row * (k / 32);
+        a.scales += first_row * (k / 16);
         a.sums += first_row * (k / 16);
         const int columns = std::min(n, 16 * end) - 16 * begin;
         std::vector<float> got(static_cast<std::size_t>(count * columns));

@@ -170,7 +170,7 @@ class PackedMatrix {
 struct QuantizedRows {
   QuantizedRows(int rows, int k, Random& random)
       : q(static_cast<std::size_t>(rows * k)),
-        scales(normal(random, static_cast<std::size_t>(rows * k / 32), 0.02f)),
+        scales(normal(random, static_cast<std::size_t>(rows * k / 16), 0.02f)),
         sums(static_cast<std::size_t>(rows * k / 16)) {
     std::uniform_int_distribution<int> code(-160, 160);
     for (std::size_t i = 0; i < q.size(); ++i) {

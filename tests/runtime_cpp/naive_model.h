@@ -47,13 +47,13 @@ class NaiveModel {
     return x;
   }
 
-  /// What block formats make of their input: 8 bits per value, a scale per 32 (docs/engine_format.md).
+  /// What block formats make of their input: 8 bits per value, a scale per 16 (docs/engine_format.md).
   static Vector quantized(Vector x) {
-    for (std::size_t block = 0; block < x.size(); block += 32) {
+    for (std::size_t block = 0; block < x.size(); block += 16) {
       double largest = 0;
-      for (std::size_t i = block; i < block + 32; ++i) largest = std::max(largest, std::abs(x[i]));
+      for (std::size_t i = block; i < block + 16; ++i) largest = std::max(largest, std::abs(x[i]));
       const double a = largest / 127;
-      for (std::size_t i = block; i < block + 32 && a > 0; ++i) x[i] = std::nearbyint(x[i] / a) * a;
+      for (std::size_t i = block; i < block + 16 && a > 0; ++i) x[i] = std::nearbyint(x[i] / a) * a;
     }
     return x;
   }

@@ -2,10 +2,10 @@
 
 #include "kernels/block_formats.h"
 
-// The matmul of block formats: integer dot products within a scale group, float sums over groups.
+// The matmul of block formats: integer dot products within an activation block, float sums over blocks.
 //
-// Reduction order of one output, the same for every row count, panel range and ISA: for each block of 32 in ascending
-// k, for each scale group in it,
+// Reduction order of one output, the same for every row count, panel range and ISA: for each activation block of 16 in
+// ascending k,
 //   acc = fma(Σ q·(code - zero), weight scale · activation scale, acc)       the Σ exact in int32
 //   acc = fma(min, activation scale · Σ q, acc)                              affine formats
 
@@ -25,8 +25,8 @@ inline RowTile<M> row_tile(const Activations& a, int k, int row) {
   for (int m = 0; m < M; ++m) {
     const std::ptrdiff_t r = row + m;
     tile.q[m] = a.q + r * k;
-    tile.scales[m] = a.scales + r * (k / 32);
-    tile.sums[m] = a.sums + r * (k / 16);
+    tile.scales[m] = a.scales + r * (k / kActivationBlock);
+    tile.sums[m] = a.sums + r * (k / kActivationBlock);
   }
   return tile;
 }
@@ -54,30 +54,40 @@ inline void dot_block(const std::uint8_t* lines, const std::int8_t* const (&q)[M
   }
 }
 
-/// Scale group `Group` of block `block`, added to `acc`.
-template <class F, int Group, int M>
-inline void add_scale_group(const std::uint8_t* lines, const std::uint8_t* scales, const RowTile<M>& rows, int block,
-                            F32x16 (&acc)[M]) {
-  using Scales = typename F::Scales;
-  constexpr int kQuadsPerGroup = kQuads / Scales::kGroups;
+/// Half `Half` of block `block`, which is one activation block, added to `acc`.
+template <class F, int Half, int M>
+inline void add_half(const std::uint8_t* lines, F32x16 scale, F32x16 min, const RowTile<M>& rows, int block,
+                     F32x16 (&acc)[M]) {
+  constexpr int kQuadsPerHalf = kQuads / 2;
   constexpr bool kSigned = __is_same(decltype(F::Codes::template get<0>(nullptr)), SignedCodes);
   constexpr int kZero = F::kZero + (kSigned ? kSignedBias : 0);
 
   I32x16 isum[M];
   for (int m = 0; m < M; ++m) isum[m] = set1_i32(0);
-  dot_block<typename F::Codes, Group * kQuadsPerGroup, (Group + 1) * kQuadsPerGroup, M>(lines, rows.q, 32 * block,
-                                                                                        isum);
-  const F32x16 scale = Scales::scale(scales, block, Group);
+  dot_block<typename F::Codes, Half * kQuadsPerHalf, (Half + 1) * kQuadsPerHalf, M>(lines, rows.q, 32 * block, isum);
   for (int m = 0; m < M; ++m) {
-    const float a = rows.scales[m][block];
-    const std::int32_t* sums = rows.sums[m] + 2 * block;
-    const std::int32_t sum = Scales::kGroups == 1 ? sums[0] + sums[1] : sums[Group];
+    const float a = rows.scales[m][2 * block + Half];
+    const std::int32_t sum = rows.sums[m][2 * block + Half];
     if constexpr (kZero != 0) isum[m] = sub(isum[m], set1_i32(kZero * sum));
     acc[m] = fma(to_f32(isum[m]), mul(scale, set1(a)), acc[m]);
-    if constexpr (Scales::kAffine) {
-      acc[m] = fma(Scales::min(scales, block, Group), set1(a * static_cast<float>(sum)), acc[m]);
-    }
+    if constexpr (F::Scales::kAffine) acc[m] = fma(min, set1(a * static_cast<float>(sum)), acc[m]);
   }
+}
+
+/// Block `block`: its two halves share a weight scale or have one each.
+template <class F, int M>
+inline void add_block(const std::uint8_t* lines, const std::uint8_t* scales, const RowTile<M>& rows, int block,
+                      F32x16 (&acc)[M]) {
+  using Scales = typename F::Scales;
+  F32x16 scale = Scales::scale(scales, block, 0);
+  F32x16 min = set1(0.0f);
+  if constexpr (Scales::kAffine) min = Scales::min(scales, block, 0);
+  add_half<F, 0, M>(lines, scale, min, rows, block, acc);
+  if constexpr (Scales::kGroups == 2) {
+    scale = Scales::scale(scales, block, 1);
+    if constexpr (Scales::kAffine) min = Scales::min(scales, block, 1);
+  }
+  add_half<F, 1, M>(lines, scale, min, rows, block, acc);
 }
 
 /// One panel times M rows.
@@ -89,8 +99,7 @@ void panel_times_rows(const std::uint8_t* panel, int k, const RowTile<M>& rows, 
   for (int m = 0; m < M; ++m) acc[m] = set1(0.0f);
   for (int block = 0; block < blocks; ++block) {
     const std::uint8_t* lines = panel + static_cast<std::ptrdiff_t>(block) * kBlockBytes;
-    add_scale_group<F, 0, M>(lines, scales, rows, block, acc);
-    if constexpr (F::Scales::kGroups == 2) add_scale_group<F, 1, M>(lines, scales, rows, block, acc);
+    add_block<F, M>(lines, scales, rows, block, acc);
   }
 }
 

@@ -118,7 +118,7 @@ LinearSegment read_segment(const JsonField& field, const PlanReader& reader, con
   weights.k = linear.k;
   const JsonField format = field.at("format");
   if (!cpu::parse_format(format.string().c_str(), weights.format)) format.fail("a format of this runtime");
-  if (!cpu::is_float_format(weights.format) && linear.k % cpu::kActivationBlock != 0) {
+  if (!cpu::is_float_format(weights.format) && linear.k % cpu::kWeightBlock != 0) {
     format.fail("a float format, as k is no multiple of 32");
   }
 

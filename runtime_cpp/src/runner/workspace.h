@@ -13,7 +13,7 @@ namespace aotllm {
 struct ActivationRows {
   float* x = nullptr;            ///< [rows, k]
   std::int8_t* q = nullptr;      ///< [rows, k]
-  float* scales = nullptr;       ///< [rows, k / 32]
+  float* scales = nullptr;       ///< [rows, k / 16]
   std::int32_t* sums = nullptr;  ///< [rows, k / 16]
 };
 
