@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -16,7 +14,9 @@ from typing import Any
 import aotllm
 from aotllm.builder.checkpoints import open_checkpoint
 from aotllm.builder.checkpoints.base import FLOAT_STORAGE, Checkpoint, TokenizerAssets
+from aotllm.builder.config import ModelConfig
 from aotllm.builder.graph import save_structure
+from aotllm.builder.identity import model_identity
 from aotllm.builder.models import trace
 from aotllm.builder.options import BuildOptions
 from aotllm.builder.passes import run_passes
@@ -32,6 +32,7 @@ from aotllm.engines.bundle import (
 )
 from aotllm.engines.manifest import FileEntry, Limits, Manifest, Memory, Model, Parallel, Precision, Target
 from aotllm.engines.rank_file import RankFileWriter, TensorSpec
+from aotllm.tokenization import Tokenizer
 
 RANK_FILE = "rank0.engine"
 _KV_BYTES = {"f32": 4, "f16": 2}
@@ -104,12 +105,13 @@ def build(
     stages = _Stages(progress)
     with open_checkpoint(model) as checkpoint, staged_folder(Path(output), options.force) as stage:
         tokenizer = checkpoint.tokenizer()
+        Tokenizer(tokenizer.tokenizer_json, tokenizer.chat_template)  # what cannot be loaded is refused here, not later
         stages.report("read")
         graph, lowered = _compile(checkpoint, options)
         stages.report("compile")
-        rank_digest, model_digest = _write_rank(stage / RANK_FILE, checkpoint, lowered, stages)
+        rank_digest = _write_rank(stage / RANK_FILE, checkpoint, lowered, stages)
         _write_companions(stage, tokenizer, graph)
-        manifest = _manifest(stage, checkpoint, tokenizer, lowered, options, rank_digest, model_digest)
+        manifest = _manifest(stage, checkpoint, tokenizer, lowered, options, rank_digest)
         manifest.write(stage)
         stages.report("write")
         total_bytes = sum(file.stat().st_size for file in stage.iterdir())
@@ -144,29 +146,25 @@ def _kv_dtype(checkpoint: Checkpoint, options: BuildOptions) -> str:
     return "f32" if dtypes == {"f32"} else "f16"
 
 
-def _write_rank(path: Path, checkpoint: Checkpoint, lowered: Lowered, stages: _Stages) -> tuple[str, str]:
-    """Streams all tensors into the rank file. Returns the file's digest and the model's identity."""
+def _write_rank(path: Path, checkpoint: Checkpoint, lowered: Lowered, stages: _Stages) -> str:
+    """Streams all tensors into the rank file; returns the file's SHA-256."""
     formats = {s["tensor"]: s["format"] for linear in lowered.plan["linears"].values() for s in linear["segments"]}
     dense = [(job.tensor, job.compute()) for job in lowered.dense_jobs]
     specs = {
         job.tensor: TensorSpec("U8", (segment_nbytes(formats[job.tensor], job.n, job.k),)) for job in lowered.pack_jobs
     }
     specs |= {name: TensorSpec("F32", array.shape) for name, array in dense}
-    identity = hashlib.sha256(json.dumps(dataclasses.asdict(checkpoint.config), sort_keys=True).encode())
     infos = checkpoint.tensors()
     total = len(lowered.pack_jobs)
     with RankFileWriter(path, specs, {"plan": json.dumps(lowered.plan, separators=(",", ":"))}) as writer:
         for done, job in enumerate(lowered.pack_jobs, 1):
             stored = checkpoint.read_stored(job.source)
-            info = infos[job.source]
-            identity.update(f"{job.source} {info.storage} {info.shape}".encode())
-            identity.update(stored.data.cast("B") if stored.flags.c_contiguous else stored.tobytes())
-            writer.write(job.tensor, pack_segment(stored, info.storage, job.n, job.k, formats[job.tensor]))
+            packed = pack_segment(stored, infos[job.source].storage, job.n, job.k, formats[job.tensor])
+            writer.write(job.tensor, packed)
             stages.report("pack", done, total)
         for name, array in dense:
-            identity.update(name.encode() + array.tobytes())
             writer.write(name, array)
-        return writer.close(), identity.hexdigest()
+        return writer.close()
 
 
 def _write_companions(stage: Path, tokenizer: TokenizerAssets, graph: Any) -> None:
@@ -177,6 +175,13 @@ def _write_companions(stage: Path, tokenizer: TokenizerAssets, graph: Any) -> No
     save_structure(graph, stage / GRAPH_FILE)
 
 
+def _eos_token_ids(config: ModelConfig, tokenizer: TokenizerAssets) -> tuple[int, ...]:
+    """All ids that end a generation: those of the configuration, then those that only the tokenizer's files name."""
+    named = tokenizer.generation_config.get("eos_token_id") or ()
+    ids = [*config.eos_token_ids, *([named] if isinstance(named, int) else named)]
+    return tuple(dict.fromkeys(i for i in ids if 0 <= i < config.vocab_size))
+
+
 def _manifest(
     stage: Path,
     checkpoint: Checkpoint,
@@ -184,7 +189,6 @@ def _manifest(
     lowered: Lowered,
     options: BuildOptions,
     rank_digest: str,
-    model_digest: str,
 ) -> Manifest:
     config, plan = checkpoint.config, lowered.plan
     formats: Counter[str] = Counter()
@@ -203,7 +207,7 @@ def _manifest(
         model=Model(
             name=config.name or f"{config.architecture} model",
             architecture=config.architecture,
-            identity=model_digest,
+            identity=model_identity(checkpoint),
             num_parameters=sum(math.prod(checkpoint.tensors()[job.source].shape) for job in lowered.pack_jobs),
         ),
         target=Target(name=options.target, requires=("avx2", "fma", "f16c")),
@@ -217,7 +221,7 @@ def _manifest(
         ),
         memory=Memory(weights=sum(formats.values()), arena=plan["arena_bytes"], kv_per_token=kv_per_token),
         bos_token_id=config.bos_token_id,
-        eos_token_ids=config.eos_token_ids,
+        eos_token_ids=_eos_token_ids(config, tokenizer),
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
         build_flags=options.flags(),
