@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   }
   std::vector<float> x(4096, 0.3f), y(4096);
   std::vector<std::int8_t> q(4096);
-  std::vector<float> scales(128);
+  std::vector<float> scales(256);
   std::vector<std::int32_t> sums(256);
   std::printf("quantize 4096: %.2f us\n",
               1e6 * seconds([&] { kernels->quantize(x.data(), 4096, q.data(), scales.data(), sums.data()); }));

@@ -41,10 +41,12 @@ def save_tiny_model(
 
 def byte_tokenizer(vocab_size: int) -> str:
     """A tokenizer of single characters, whatever they are: engines carry one, and these tests speak in ids."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, decoders, models
 
     vocab = {f"<{i}>" if i < 33 or i > 126 else chr(i): i for i in range(vocab_size)}
-    return Tokenizer(models.WordLevel(vocab, unk_token="<0>")).to_str()
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<0>"))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer.to_str()
 
 
 class GreedyReference:

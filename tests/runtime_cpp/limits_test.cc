@@ -8,7 +8,7 @@
 
 #include "aotllm/errors.h"
 #include "fake_runner.h"
-#include "manager/free_memory.h"
+#include "support/free_memory.h"
 
 namespace aotllm {
 namespace {

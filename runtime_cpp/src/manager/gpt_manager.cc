@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "aotllm/errors.h"
-#include "manager/free_memory.h"
 #include "manager/inflight_batcher.h"
 #include "manager/limits.h"
 #include "manager/response_queue.h"
 #include "manager/sequence.h"
+#include "support/free_memory.h"
 
 namespace aotllm {
 namespace {

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "aotllm/errors.h"
+#include "support/free_memory.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -22,13 +23,15 @@ KvPool::KvPool(const KvPlan& plan, std::int32_t num_blocks) : num_blocks_(num_bl
     overflow |= __builtin_mul_overflow(2 * stride, std::int64_t{num_blocks}, &layer_bytes);
     overflow |= __builtin_add_overflow(bytes, layer_bytes, &bytes);
   }
+  // The kernel hands out pages that it does not have and kills the process that touches them: ask it beforehand.
+  const std::int64_t available = free_memory().value_or(INT64_MAX);
   try {
-    if (overflow) throw std::bad_alloc();
+    if (overflow || bytes > available) throw std::bad_alloc();
     memory_ = PageBuffer(static_cast<std::size_t>(bytes));
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::kInvalidRequest,
                 cat("no memory for ", num_blocks, " KV blocks (", overflow ? "more than 2^63" : std::to_string(bytes),
-                    " bytes); ask for fewer blocks"),
+                    " bytes, ", available, " are free); ask for fewer blocks"),
                 "num_blocks");
   }
 }

@@ -1,4 +1,4 @@
-#include "manager/free_memory.h"
+#include "support/free_memory.h"
 
 #include <algorithm>
 #include <fstream>
