@@ -31,6 +31,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             raise OSError("not a regular file")
         with path.open("rb") as file:
             magic = file.read(4)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: does not exist; expected {_ACCEPTED}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise CheckpointError(f"{path}: cannot be opened ({error}); expected {_ACCEPTED}") from error
     if magic != _GGUF_MAGIC and path.suffix.lower() != ".gguf":

@@ -118,7 +118,7 @@ def test_damaged_folders(damage: str, model: Path, tmp_path: Path) -> None:
 
 GGUF_FILES: dict[str, tuple[bytes, tuple[str, ...]]] = {
     "empty": (b"", ("bad.gguf",)),
-    "bad magic": (b"GGML" + bytes(64), ("bad.gguf", "magic")),
+    "bad magic": (b"GGML" + bytes(64), ("bad.gguf", "starts with b'GGML' instead of b'GGUF'")),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), ("bad.gguf", "big-endian")),
     "version 1": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), ("bad.gguf", "version 1")),
     "truncated": (b"GGUF" + struct.pack("<IQQ", 3, 5, 5) + b"\x04\x00", ("bad.gguf", "truncated")),

@@ -14,10 +14,10 @@ using BlockId = std::int32_t;
 struct ModelShape {
   std::int32_t vocab_size = 0;
   std::int32_t num_layers = 0;
-  std::int32_t max_seq_len = 0;       ///< longest sequence, prompt + generated
-  std::int32_t max_num_tokens = 0;    ///< most tokens in one step, over all sequences
-  std::int32_t max_batch_size = 0;    ///< most sequences in one step
-  std::int32_t tokens_per_block = 0;  ///< KV block size in tokens
+  std::int32_t max_seq_len = 0;         ///< longest sequence, prompt + generated
+  std::int32_t max_num_tokens = 0;      ///< most tokens in one step, over all sequences
+  std::int32_t max_batch_size = 0;      ///< most sequences in one step
+  std::int32_t tokens_per_block = 0;    ///< KV block size in tokens
   std::int64_t kv_bytes_per_block = 0;  ///< bytes of one KV block over all layers, K and V
 };
 
@@ -57,8 +57,8 @@ class ModelRunner {
 
   virtual const ModelShape& shape() const = 0;
 
-  /// Reserves KV memory for block ids [0, num_blocks). Called once, before the first step. Throws Error(kInvalidRequest)
-  /// where the memory cannot be had.
+  /// Reserves KV memory for block ids [0, num_blocks). Called once, before the first step. Throws
+  /// Error(kInvalidRequest) where the memory cannot be had.
   virtual void allocate_kv(std::int32_t num_blocks) = 0;
 
   /// Runs all tokens of `sequences`: writes their K and V into their blocks and the logits asked for into `outputs`.
