@@ -25,6 +25,7 @@ class AotllmError(Exception):
 
     @property
     def message(self) -> str:
+        """The sentence for people, without the class name."""
         return str(self.args[0]) if self.args else self.kind
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, get_args
 
 from aotllm.manager import Response
 from aotllm.request import FinishReason, TokenLogprob, TokenOutput
@@ -87,8 +87,8 @@ class OutputAssembler:
 
     def _finish(self, response: Response) -> None:
         reason = response.finish_reason
-        assert reason in ("stop", "length", "cancelled"), f"unknown finish reason {reason!r}"
-        self.finish_reason = reason
+        assert reason in get_args(FinishReason), f"unknown finish reason {reason!r}"
+        self.finish_reason = cast(FinishReason, reason)
         if response.stop_token_id in self._sampling.stop_token_ids:
             self.stop_reason = response.stop_token_id
 

@@ -67,7 +67,8 @@ class ParameterSpec:
     def _check_one(self, name: str, value: Any) -> Any:
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, self.kind) or (isinstance(value, bool) and self.kind is not bool):
+        kind: Any = self.kind
+        if not isinstance(value, kind) or (isinstance(value, bool) and self.kind is not bool):
             raise self._refuse(name, value)
         if self.kind is str and not value:
             raise InvalidRequest(f"{name} must not be an empty string", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ class _Stages:
     def __init__(self, progress: Callable[[BuildProgress], None] | None) -> None:
         self._progress = progress
         self._begin = time.perf_counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def report(self, stage: str, done: int = 1, total: int = 1) -> None:
         now = time.perf_counter()

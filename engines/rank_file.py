@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from aotllm.errors import EngineError, Internal
 
 ALIGNMENT = 64
 PAD_PREFIX = "__pad."
-_DTYPES = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}
+_DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -35,10 +36,7 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor's data."""
-        size = _DTYPES[self.dtype].itemsize
-        for dimension in self.shape:
-            size *= dimension
-        return size
+        return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 class RankFileWriter:
