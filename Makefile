@@ -34,10 +34,10 @@ test-gpu: $(VENV)/.installed-test  ## Tests that need a CUDA device
 
 # ThreadSanitizer runs the parts that have threads; the kernels are single-threaded and covered by the other two.
 sanitize:  ## C++ tests under AddressSanitizer + UBSan, and the threaded ones under ThreadSanitizer
-	$(call configure,build/asan,-DAOTLLM_SANITIZE=address$(comma)undefined)
+	$(call configure,build/asan,-DAOTLLM_CPU_ISAS=avx2 -DAOTLLM_SANITIZE=address$(comma)undefined)
 	$(CMAKE) --build build/asan --target aotllm_tests -j $(JOBS)
 	build/asan/tests/runtime_cpp/aotllm_tests --gtest_brief=1
-	$(call configure,build/tsan,-DAOTLLM_SANITIZE=thread)
+	$(call configure,build/tsan,-DAOTLLM_CPU_ISAS=avx2 -DAOTLLM_SANITIZE=thread)
 	$(CMAKE) --build build/tsan --target aotllm_tests -j $(JOBS)
 	build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*'
 

@@ -2,8 +2,8 @@
 
 `dynamic` and `longrope` depend on the length of a sequence in their original form. A key in the cache keeps the
 rotation it was written with, so frequencies that change while a sequence grows would make answers depend on chunks and
-caching. Here they depend on the engine's `max_seq_len` alone: an engine for sequences within the pretraining length uses the
-original frequencies, a longer one those for `max_seq_len`.
+caching. Here they depend on the engine's `max_seq_len` alone: an engine for sequences within the pretraining length
+uses the original frequencies, a longer one those for `max_seq_len`.
 
 Sources: RoFormer (arXiv 2104.09864); position interpolation (2306.15595); NTK-aware scaling; YaRN (2309.00071);
 LongRoPE (2402.13753); Llama 3.1's wavelength-dependent scaling.

@@ -1,8 +1,8 @@
 #include <cpuid.h>
 
-#include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -72,19 +72,31 @@ struct Isa {
   const char* needs;
 };
 
-/// From best to least.
-const std::array<Isa, 3>& isas() {
-  static const std::array<Isa, 3> all = {{
+/// Those that this build has (AOTLLM_CPU_ISAS), from best to least.
+std::span<const Isa> isas() {
+  static const Isa all[] = {
+#ifdef AOTLLM_HAS_avx512_vnni
       {"avx512_vnni", avx512_vnni::kTable, &CpuFeatures::avx512_vnni, "AVX-512 F, BW, VL, DQ and VNNI"},
+#endif
+#ifdef AOTLLM_HAS_avx512
       {"avx512", avx512::kTable, &CpuFeatures::avx512, "AVX-512 F, BW, VL and DQ"},
+#endif
+#ifdef AOTLLM_HAS_avx2
       {"avx2", avx2::kTable, &CpuFeatures::avx2, "AVX2, FMA, F16C and BMI2"},
-  }};
+#endif
+  };
   return all;
 }
 
 const CpuFeatures& features() {
   static const CpuFeatures detected = detect();
   return detected;
+}
+
+std::string isa_names() {
+  std::string names;
+  for (const Isa& isa : isas()) names += (names.empty() ? "" : " or ") + std::string(isa.name);
+  return names;
 }
 
 const Kernels& forced(std::string_view name) {
@@ -95,10 +107,9 @@ const Kernels& forced(std::string_view name) {
                 "AOTLLM_FORCE_ISA=" + std::string(name) + " needs a CPU and an operating system with " + isa.needs +
                     ", which this machine lacks; unset AOTLLM_FORCE_ISA to use the best instruction set it has.");
   }
-  throw Error(
-      ErrorKind::kEngineIncompatible,
-      "AOTLLM_FORCE_ISA is '" + std::string(name) +
-          "', which is not an instruction set of this build; set it to avx2, avx512 or avx512_vnni, or unset it.");
+  throw Error(ErrorKind::kEngineIncompatible, "AOTLLM_FORCE_ISA is '" + std::string(name) +
+                                                  "', which is not an instruction set of this build; set it to " +
+                                                  isa_names() + ", or unset it.");
 }
 
 const Kernels& choose() {
