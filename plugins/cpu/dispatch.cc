@@ -1,8 +1,8 @@
 #include <cpuid.h>
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -11,15 +11,31 @@
 
 namespace aotllm::cpu {
 
+// AOTLLM_CPU_ISAS of the build decides which tables there are.
+#ifdef AOTLLM_HAS_avx2
 namespace avx2 {
 extern const Kernels kTable;
 }
+#define AOTLLM_TABLE_avx2 &avx2::kTable
+#else
+#define AOTLLM_TABLE_avx2 nullptr
+#endif
+#ifdef AOTLLM_HAS_avx512
 namespace avx512 {
 extern const Kernels kTable;
 }
+#define AOTLLM_TABLE_avx512 &avx512::kTable
+#else
+#define AOTLLM_TABLE_avx512 nullptr
+#endif
+#ifdef AOTLLM_HAS_avx512_vnni
 namespace avx512_vnni {
 extern const Kernels kTable;
 }
+#define AOTLLM_TABLE_avx512_vnni &avx512_vnni::kTable
+#else
+#define AOTLLM_TABLE_avx512_vnni nullptr
+#endif
 
 namespace {
 
@@ -67,24 +83,18 @@ CpuFeatures detect() {
 
 struct Isa {
   std::string_view name;
-  const Kernels& table;
+  const Kernels* table;  ///< nullptr where this build lacks it
   bool CpuFeatures::* supported;
   const char* needs;
 };
 
-/// Those that this build has (AOTLLM_CPU_ISAS), from best to least.
-std::span<const Isa> isas() {
-  static const Isa all[] = {
-#ifdef AOTLLM_HAS_avx512_vnni
-      {"avx512_vnni", avx512_vnni::kTable, &CpuFeatures::avx512_vnni, "AVX-512 F, BW, VL, DQ and VNNI"},
-#endif
-#ifdef AOTLLM_HAS_avx512
-      {"avx512", avx512::kTable, &CpuFeatures::avx512, "AVX-512 F, BW, VL and DQ"},
-#endif
-#ifdef AOTLLM_HAS_avx2
-      {"avx2", avx2::kTable, &CpuFeatures::avx2, "AVX2, FMA, F16C and BMI2"},
-#endif
-  };
+/// From best to least.
+const std::array<Isa, 3>& isas() {
+  static const std::array<Isa, 3> all = {{
+      {"avx512_vnni", AOTLLM_TABLE_avx512_vnni, &CpuFeatures::avx512_vnni, "AVX-512 F, BW, VL, DQ and VNNI"},
+      {"avx512", AOTLLM_TABLE_avx512, &CpuFeatures::avx512, "AVX-512 F, BW, VL and DQ"},
+      {"avx2", AOTLLM_TABLE_avx2, &CpuFeatures::avx2, "AVX2, FMA, F16C and BMI2"},
+  }};
   return all;
 }
 
@@ -93,30 +103,34 @@ const CpuFeatures& features() {
   return detected;
 }
 
-std::string isa_names() {
-  std::string names;
-  for (const Isa& isa : isas()) names += (names.empty() ? "" : " or ") + std::string(isa.name);
-  return names;
+bool is_usable(const Isa& isa) {
+  return isa.table != nullptr && features().*isa.supported;
 }
 
 const Kernels& forced(std::string_view name) {
   for (const Isa& isa : isas()) {
     if (isa.name != name) continue;
-    if (features().*isa.supported) return isa.table;
+    if (is_usable(isa)) return *isa.table;
+    if (isa.table == nullptr) {
+      throw Error(
+          ErrorKind::kEngineIncompatible,
+          "AOTLLM_FORCE_ISA=" + std::string(name) + " needs a build with it in AOTLLM_CPU_ISAS; this one has it not.");
+    }
     throw Error(ErrorKind::kEngineIncompatible,
                 "AOTLLM_FORCE_ISA=" + std::string(name) + " needs a CPU and an operating system with " + isa.needs +
                     ", which this machine lacks; unset AOTLLM_FORCE_ISA to use the best instruction set it has.");
   }
-  throw Error(ErrorKind::kEngineIncompatible, "AOTLLM_FORCE_ISA is '" + std::string(name) +
-                                                  "', which is not an instruction set of this build; set it to " +
-                                                  isa_names() + ", or unset it.");
+  throw Error(
+      ErrorKind::kEngineIncompatible,
+      "AOTLLM_FORCE_ISA is '" + std::string(name) +
+          "', which is not an instruction set of this build; set it to avx2, avx512 or avx512_vnni, or unset it.");
 }
 
 const Kernels& choose() {
   const char* name = std::getenv("AOTLLM_FORCE_ISA");
   if (name != nullptr && *name != '\0') return forced(name);
   for (const Isa& isa : isas()) {
-    if (features().*isa.supported) return isa.table;
+    if (is_usable(isa)) return *isa.table;
   }
   throw Error(ErrorKind::kEngineIncompatible,
               "The cpu target needs a CPU and an operating system with AVX2, FMA, F16C and BMI2, which this machine "
@@ -132,7 +146,7 @@ const Kernels& kernels() {
 
 const Kernels* kernels_for(const char* isa) noexcept {
   for (const Isa& candidate : isas()) {
-    if (candidate.name == isa) return features().*candidate.supported ? &candidate.table : nullptr;
+    if (candidate.name == isa) return is_usable(candidate) ? candidate.table : nullptr;
   }
   return nullptr;
 }
