@@ -6,6 +6,10 @@ BIN    := $(VENV)/bin
 JOBS   ?= $(shell nproc)
 CMAKE   = $(if $(wildcard $(BIN)/cmake),$(BIN)/cmake,cmake)
 
+# ccache finds the same sources in another clone.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
 CPP_SOURCES := $(shell find runtime_cpp plugins CMakeLists.txt pyproject.toml -type f)
 
 .PHONY: help demo test test-python test-cpp test-slow test-gpu sanitize fuzz lint format wheel bench clean

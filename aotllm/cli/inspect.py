@@ -99,11 +99,14 @@ def _show(manifest: dict[str, Any], ops: list[dict[str, Any]], memory: dict[str,
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)  # a file or a pipe has no width of its own
     facts = Table(title="Engine", title_justify="left", show_header=False)
     for name, value in _flatten(manifest):
         facts.add_row(name, escape(value))
     table = Table(title="Ops", title_justify="left")
-    for heading in ("op", "layers", "out", "matrices [n, k]", "formats"):
+    table.add_column("op", no_wrap=True, overflow="fold")
+    for heading in ("layers", "out", "matrices [n, k]", "formats"):
         table.add_column(escape(heading))
     for heading in ("weights", "ops", "in all"):
         table.add_column(heading, justify="right")

@@ -13,7 +13,13 @@ from pathlib import Path
 import atheris
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT)]
+
+from package_tree import lay_package_tree  # noqa: E402
+
+# Atheris instruments what the ordinary import system loads, and not what an editable install's finder does.
+sys.path.insert(0, str(lay_package_tree()))
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 
 with atheris.instrument_imports(include=["aotllm.builder.checkpoints", "aotllm.builder.config"]):
     from aotllm.builder.checkpoints import gguf as _gguf  # noqa: F401 - instrumented here, imported lazily elsewhere
