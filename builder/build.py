@@ -89,7 +89,7 @@ def build(
     few of the largest tensors, since weights stream from the checkpoint to the engine one by one.
 
     Args:
-        model: a Hugging Face folder or a GGUF file (any part of a split one).
+        model: a Hugging Face folder, a GGUF file (any part of a split one), or `hf:org/name`.
         output: the engine folder to make.
         options: see `BuildOptions`.
         progress: called as the build goes on, from this thread.
@@ -210,7 +210,7 @@ def _manifest(
             identity=model_identity(checkpoint),
             num_parameters=sum(math.prod(checkpoint.tensors()[job.source].shape) for job in lowered.pack_jobs),
         ),
-        target=Target(name=options.target, requires=("avx2", "fma", "f16c")),
+        target=Target(name=options.target, requires=("avx2", "fma", "f16c", "bmi2")),
         precision=Precision(dtype=options.dtype, kv_cache_dtype=kv["dtype"], weight_formats=dict(formats)),
         parallel=Parallel(tp=options.tp, pp=options.pp),
         limits=Limits(

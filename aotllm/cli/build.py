@@ -26,7 +26,7 @@ _STAGES = {
 
 @with_flags(dataclass_flags(BuildOptions))
 def build(
-    model: Annotated[str, typer.Argument(help="A Hugging Face folder or a GGUF file.", metavar="MODEL")],
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, or hf:org/name.", metavar="MODEL")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The engine folder to make.", metavar="ENGINE_DIR")],
     fp8: Annotated[bool, typer.Option("--fp8", help="Short for --quantize fp8.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,

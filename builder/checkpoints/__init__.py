@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aotllm.builder.checkpoints.base import FLOAT_STORAGE, Checkpoint, TensorInfo, TokenizerAssets
+from aotllm.builder.checkpoints.hub import PREFIX, fetch_from_hub
 from aotllm.errors import CheckpointError
 
 __all__ = ["FLOAT_STORAGE", "Checkpoint", "TensorInfo", "TokenizerAssets", "open_checkpoint"]
@@ -17,12 +18,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens a model, telling its format from what is there.
 
     A folder with `config.json` is a Hugging Face checkpoint; a file that starts with GGUF's magic number, or is named
-    `.gguf`, is GGUF (any part of a split model stands for the whole).
+    `.gguf`, is GGUF (any part of a split model stands for the whole). `hf:org/name` is fetched from the hub.
 
     Raises:
         CheckpointError: there is nothing of the kind at `path`, or it is damaged.
         UnsupportedModel: the architecture, or a feature of it, is not implemented.
     """
+    if str(path).startswith(PREFIX):
+        path = fetch_from_hub(str(path))
     path = Path(path)
     try:
         if path.is_dir():
