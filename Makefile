@@ -12,7 +12,7 @@ export CCACHE_NOHASHDIR := 1
 
 CPP_SOURCES := $(shell find runtime_cpp plugins CMakeLists.txt pyproject.toml -type f)
 
-.PHONY: help demo test test-python test-cpp test-slow test-gpu sanitize fuzz lint format wheel bench clean
+.PHONY: help demo test test-python test-cpp test-slow test-gpu sanitize fuzz lint format wheel clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16

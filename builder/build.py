@@ -146,9 +146,14 @@ def _kv_dtype(checkpoint: Checkpoint, options: BuildOptions) -> str:
     return "f32" if dtypes == {"f32"} else "f16"
 
 
+def _formats(lowered: Lowered) -> dict[str, str]:
+    """Format of each packed tensor."""
+    return {s["tensor"]: s["format"] for linear in lowered.plan["linears"].values() for s in linear["segments"]}
+
+
 def _write_rank(path: Path, checkpoint: Checkpoint, lowered: Lowered, stages: _Stages) -> str:
     """Streams all tensors into the rank file; returns the file's SHA-256."""
-    formats = {s["tensor"]: s["format"] for linear in lowered.plan["linears"].values() for s in linear["segments"]}
+    formats = _formats(lowered)
     dense = [(job.tensor, job.compute()) for job in lowered.dense_jobs]
     specs = {
         job.tensor: TensorSpec("U8", (segment_nbytes(formats[job.tensor], job.n, job.k),)) for job in lowered.pack_jobs
@@ -191,11 +196,11 @@ def _manifest(
     rank_digest: str,
 ) -> Manifest:
     config, plan = checkpoint.config, lowered.plan
-    formats: Counter[str] = Counter()
-    for linear in plan["linears"].values():
-        for segment in linear["segments"]:
-            formats[segment["format"]] += segment_nbytes(segment["format"], segment["n"], linear["k"])
-    kv = plan["kv"]
+    formats = _formats(lowered)
+    format_bytes: Counter[str] = Counter()
+    for job in lowered.pack_jobs:
+        format_bytes[formats[job.tensor]] += segment_nbytes(formats[job.tensor], job.n, job.k)
+    tensors, kv = checkpoint.tensors(), plan["kv"]
     kv_per_token = sum(2 * layer["num_kv_heads"] * layer["head_dim"] for layer in kv["layers"]) * _KV_BYTES[kv["dtype"]]
     digests = {RANK_FILE: rank_digest}
     files = {
@@ -208,10 +213,10 @@ def _manifest(
             name=config.name or f"{config.architecture} model",
             architecture=config.architecture,
             identity=model_identity(checkpoint),
-            num_parameters=sum(math.prod(checkpoint.tensors()[job.source].shape) for job in lowered.pack_jobs),
+            num_parameters=sum(math.prod(tensors[job.source].shape) for job in lowered.pack_jobs),
         ),
         target=Target(name=options.target, requires=("avx2", "fma", "f16c", "bmi2")),
-        precision=Precision(dtype=options.dtype, kv_cache_dtype=kv["dtype"], weight_formats=dict(formats)),
+        precision=Precision(dtype=options.dtype, kv_cache_dtype=kv["dtype"], weight_formats=dict(format_bytes)),
         parallel=Parallel(tp=options.tp, pp=options.pp),
         limits=Limits(
             max_seq_len=plan["max_seq_len"],
@@ -219,7 +224,7 @@ def _manifest(
             max_batch_size=plan["max_batch_size"],
             tokens_per_block=kv["tokens_per_block"],
         ),
-        memory=Memory(weights=sum(formats.values()), arena=plan["arena_bytes"], kv_per_token=kv_per_token),
+        memory=Memory(weights=sum(format_bytes.values()), arena=plan["arena_bytes"], kv_per_token=kv_per_token),
         bos_token_id=config.bos_token_id,
         eos_token_ids=_eos_token_ids(config, tokenizer),
         bos_token=tokenizer.bos_token,

@@ -13,7 +13,7 @@ from aotllm import _runtime
 
 QEMU = shutil.which("qemu-x86_64")
 PROGRAM = """
-import importlib.util, sys
+import sys
 sys.path[:0] = {paths!r}
 from aotllm.errors import EngineIncompatible
 from aotllm import _runtime
