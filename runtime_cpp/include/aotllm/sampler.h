@@ -15,13 +15,14 @@ class LogitsProcessor {
   virtual ~LogitsProcessor() = default;
 
   /// `logits` [vocab_size] are those of the token after `tokens` (prompt and generated so far); `num_prompt_tokens` of
-  /// them are the prompt. An exception ends this request only.
+  /// them are the prompt. What it does is a function of these arguments: it may remember the text of an earlier call to
+  /// save work, but has to be right whatever texts it was asked about before. An exception ends this request only.
   virtual void apply(std::span<float> logits, std::span<const TokenId> tokens, std::int32_t num_prompt_tokens) = 0;
 };
 
 /// The processors of one request, in their two stages.
 struct LogitsProcessors {
-  /// What is allowed at all: bans, min_tokens, logit bias, grammar masks.
+  /// What is allowed at all: bans, min_tokens, logit bias.
   std::vector<std::unique_ptr<LogitsProcessor>> constraints;
   /// Penalties on what was said before.
   std::vector<std::unique_ptr<LogitsProcessor>> penalties;
@@ -37,9 +38,11 @@ struct SamplingContext {
   std::int32_t num_prompt_tokens = 0;  ///< of those
   std::uint64_t seed = 0;
   std::uint32_t sequence_index = 0;  ///< tells the sequences of one request apart
+  /// Tokens that a grammar allows: bit t % 32 of word t / 32; [⌈vocab_size / 32⌉], or empty = all. A constraint too.
+  std::span<const std::uint32_t> mask = {};
 };
 
-/// Chooses tokens: processors → temperature → min_p → top_k → top_p → draw.
+/// Chooses tokens: constraints and mask → penalties → temperature → min_p → top_k → top_p → typical_p → draw.
 ///
 /// A draw depends on the logits, params, seed, position and sequence index only: not on the batch, nor on draws before.
 /// Keeps scratch memory from call to call; not thread-safe.
@@ -48,7 +51,8 @@ class Sampler {
   explicit Sampler(std::int32_t vocab_size);
 
   /// The token after `context.tokens`. `logits` [vocab_size] stay as they are. Throws Error(kInternal) where a logit is
-  /// NaN or +inf, or no token is allowed; passes on what a processor throws.
+  /// NaN or +inf or all are -inf, Error(kInvalidRequest) where mask and processors leave no token; passes on what a
+  /// processor throws.
   TokenId sample(std::span<const float> logits, const SamplingContext& context);
 
   /// Log-probabilities of `token` and of the `num_top` (≤ vocab_size) most likely tokens under softmax(logits), the
@@ -63,12 +67,16 @@ class Sampler {
   };
 
   static bool more_likely(const Candidate& a, const Candidate& b);
+  std::span<const float> process(std::span<const float> logits, const SamplingContext& context);
   void collect_candidates(std::span<const float> logits, float max_logit, const SamplingParams& params);
   void keep_top_k(std::int32_t k);
   void keep_top_p(double top_p);
+  void keep_typical(double typical_p);
+  template <typename Before>
+  void keep_mass(double mass, Before before);
   TokenId draw(double uniform) const;
 
-  std::vector<float> processed_;       ///< [vocab_size], only where processors are
+  std::vector<float> processed_;       ///< [vocab_size], only where processors or a mask are
   std::vector<Candidate> candidates_;  ///< tokens that the filters have left
 };
 

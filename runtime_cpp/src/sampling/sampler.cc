@@ -7,12 +7,14 @@
 
 #include "aotllm/errors.h"
 #include "sampling/philox.h"
+#include "sampling/token_mask.h"
 
 namespace aotllm {
 namespace {
 
-/// Index of the largest logit, the lowest among equals. Throws where a logit is NaN or +inf, or all are -inf.
-std::size_t checked_argmax(std::span<const float> logits) {
+/// Index of the largest logit, the lowest among equals. Throws where a logit is NaN or +inf, or all are -inf; the
+/// latter is the fault of the request if its logits are `constrained`.
+std::size_t checked_argmax(std::span<const float> logits, bool constrained = false) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   std::size_t best = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -26,6 +28,11 @@ std::size_t checked_argmax(std::span<const float> logits) {
     }
   }
   if (logits.empty() || logits[best] == -kInfinity) {
+    if (constrained) {
+      throw Error(ErrorKind::kInvalidRequest,
+                  "no token is allowed: the request's constraints (allowed_token_ids, bad_words, no_repeat_ngram_size, "
+                  "min_tokens, a grammar) rule out all of them together; loosen one");
+    }
     throw Error(ErrorKind::kInternal, "no token is allowed: all logits are -inf");
   }
   return best;
@@ -39,16 +46,11 @@ Sampler::Sampler(std::int32_t vocab_size) {
 }
 
 TokenId Sampler::sample(std::span<const float> logits, const SamplingContext& context) {
-  if (!context.processors.empty()) {
-    processed_.assign(logits.begin(), logits.end());
-    for (const auto* stage : {&context.processors.constraints, &context.processors.penalties}) {
-      for (const auto& processor : *stage) {
-        processor->apply(processed_, context.tokens, context.num_prompt_tokens);
-      }
-    }
-    logits = processed_;
+  const bool constrained = !context.processors.empty() || !context.mask.empty();
+  if (constrained) {
+    logits = process(logits, context);
   }
-  const std::size_t best = checked_argmax(logits);
+  const std::size_t best = checked_argmax(logits, constrained);
   const SamplingParams& params = context.params;
   if (params.temperature == 0.0) {
     return static_cast<TokenId>(best);
@@ -60,7 +62,24 @@ TokenId Sampler::sample(std::span<const float> logits, const SamplingContext& co
   if (params.top_p < 1.0) {
     keep_top_p(params.top_p);
   }
+  if (params.typical_p < 1.0) {
+    keep_typical(params.typical_p);
+  }
   return draw(uniform_draw(context.seed, static_cast<std::uint32_t>(context.tokens.size()), context.sequence_index));
+}
+
+/// A copy of `logits` after the mask, the constraints and the penalties.
+std::span<const float> Sampler::process(std::span<const float> logits, const SamplingContext& context) {
+  processed_.assign(logits.begin(), logits.end());
+  if (!context.mask.empty()) {
+    apply_token_mask(processed_, context.mask);
+  }
+  for (const auto* stage : {&context.processors.constraints, &context.processors.penalties}) {
+    for (const auto& processor : *stage) {
+      processor->apply(processed_, context.tokens, context.num_prompt_tokens);
+    }
+  }
+  return processed_;
 }
 
 bool Sampler::more_likely(const Candidate& a, const Candidate& b) {
@@ -91,6 +110,30 @@ void Sampler::keep_top_k(std::int32_t k) {
 
 /// Leaves the smallest set of most likely candidates that holds `top_p` of their probability, most likely first.
 void Sampler::keep_top_p(double top_p) {
+  keep_mass(top_p, more_likely);
+}
+
+/// Leaves the smallest set that holds `typical_p` of the probability, of the candidates whose information -log p is
+/// nearest to its mean, the entropy. As -log p is log Z - logit / temperature, that distance is the one of the logit
+/// from the mean logit, up to the factor 1 / temperature.
+void Sampler::keep_typical(double typical_p) {
+  double total = 0.0;
+  double sum = 0.0;
+  for (const Candidate& candidate : candidates_) {
+    total += candidate.weight;
+    sum += candidate.weight * candidate.logit;
+  }
+  const double mean = sum / total;
+  keep_mass(typical_p, [mean](const Candidate& a, const Candidate& b) {
+    const double distance_a = std::abs(a.logit - mean);
+    const double distance_b = std::abs(b.logit - mean);
+    return distance_a != distance_b ? distance_a < distance_b : more_likely(a, b);
+  });
+}
+
+/// Leaves the first candidates in the order `before`, as few as hold `mass` of the probability, in that order.
+template <typename Before>
+void Sampler::keep_mass(double mass, Before before) {
   double total = 0.0;
   for (const Candidate& candidate : candidates_) {
     total += candidate.weight;
@@ -101,10 +144,10 @@ void Sampler::keep_top_p(double top_p) {
   for (std::size_t portion = 64; sorted < candidates_.size(); portion *= 4) {
     const std::size_t end = std::min(sorted + portion, candidates_.size());
     std::partial_sort(candidates_.begin() + static_cast<std::ptrdiff_t>(sorted),
-                      candidates_.begin() + static_cast<std::ptrdiff_t>(end), candidates_.end(), more_likely);
+                      candidates_.begin() + static_cast<std::ptrdiff_t>(end), candidates_.end(), before);
     for (; sorted < end; ++sorted) {
       kept += candidates_[sorted].weight;
-      if (kept >= top_p * total) {
+      if (kept >= mass * total) {
         candidates_.resize(sorted + 1);
         return;
       }
