@@ -22,6 +22,7 @@ from aotllm.builder.options import BuildOptions
 from aotllm.builder.passes import run_passes
 from aotllm.builder.targets.cpu.lowering import Lowered, lower
 from aotllm.builder.targets.cpu.packing import pack_segment, segment_format, segment_nbytes
+from aotllm.builder.targets.cpu.plan import kv_bytes_per_token
 from aotllm.engines.bundle import (
     CHAT_TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
@@ -35,7 +36,6 @@ from aotllm.engines.rank_file import RankFileWriter, TensorSpec
 from aotllm.tokenization import Tokenizer
 
 RANK_FILE = "rank0.engine"
-_KV_BYTES = {"f32": 4, "f16": 2}
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,6 @@ def _manifest(
     for job in lowered.pack_jobs:
         format_bytes[formats[job.tensor]] += segment_nbytes(formats[job.tensor], job.n, job.k)
     tensors, kv = checkpoint.tensors(), plan["kv"]
-    kv_per_token = sum(2 * layer["num_kv_heads"] * layer["head_dim"] for layer in kv["layers"]) * _KV_BYTES[kv["dtype"]]
     digests = {RANK_FILE: rank_digest}
     files = {
         file.name: FileEntry(bytes=file.stat().st_size, sha256=digests.get(file.name) or file_sha256(file))
@@ -224,7 +223,9 @@ def _manifest(
             max_batch_size=plan["max_batch_size"],
             tokens_per_block=kv["tokens_per_block"],
         ),
-        memory=Memory(weights=sum(format_bytes.values()), arena=plan["arena_bytes"], kv_per_token=kv_per_token),
+        memory=Memory(
+            weights=sum(format_bytes.values()), arena=plan["arena_bytes"], kv_per_token=kv_bytes_per_token(kv)
+        ),
         bos_token_id=config.bos_token_id,
         eos_token_ids=_eos_token_ids(config, tokenizer),
         bos_token=tokenizer.bos_token,

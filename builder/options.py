@@ -8,7 +8,7 @@ from aotllm.errors import InvalidRequest, UnsupportedModel
 
 TARGETS = ("cpu", "cuda", "tensorrt", "tensorrt-rtx")
 DTYPES = ("auto", "f32", "f16", "bf16")
-KV_CACHE_DTYPES = ("auto", "f32", "f16")
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "int8")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class BuildOptions:
     dtype: str = "auto"
     """Type of weights that the checkpoint stores as floats; auto = as stored. Block-quantized weights stay so"""
     kv_cache_dtype: str = "auto"
-    """Type of the KV cache; auto = f32 for float32 engines, else f16"""
+    """Type of the KV cache; auto = f32 for float32 engines, else f16. int8 takes about half of f16's memory"""
     max_batch_size: int = 64
     """Most sequences in one step"""
     max_seq_len: int | None = None

@@ -47,7 +47,7 @@ class Precision(_Record):
     dtype: str
     """Of the build: auto | f32 | f16 | bf16"""
     kv_cache_dtype: str
-    """f32 | f16"""
+    """f32 | f16 | int8"""
     weight_formats: dict[str, int]
     """Packed format → bytes"""
 

@@ -19,6 +19,7 @@ using aotllm::cpu::KvType;
 using aotllm::cpu::Segment;
 
 constexpr double kMinimumSeconds = 0.1;
+constexpr double kSampleSeconds = 0.01;  ///< of one measurement: some systems count a thread's time in milliseconds
 
 /// CPU time of this thread in seconds: other processes do not count.
 double thread_seconds() {
@@ -27,17 +28,20 @@ double thread_seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-/// Seconds of one call, the best of several.
+/// Seconds of one call, the best of several samples.
 template <class Run>
 double seconds(Run run) {
-  run();
+  const auto sample = [&](int calls) {
+    const double before = thread_seconds();
+    for (int i = 0; i < calls; ++i) run();
+    return thread_seconds() - before;
+  };
+  int calls = 1;
+  while (sample(calls) < kSampleSeconds) calls *= 2;
   double best = 1e9;
   const double start = thread_seconds();
-  do {
-    const double before = thread_seconds();
-    run();
-    best = std::min(best, thread_seconds() - before);
-  } while (thread_seconds() - start < kMinimumSeconds);
+  do best = std::min(best, sample(calls) / calls);
+  while (thread_seconds() - start < kMinimumSeconds);
   return best;
 }
 
@@ -65,11 +69,17 @@ void bench_matmul(const Kernels& kernels, Format format, int n, int k) {
               64 * operations / time(64) / 1e9);
 }
 
-void bench_attention(const Kernels& kernels, KvType type, int group, int head_dim, int position) {
+const char* kv_type_name(KvType type) {
+  return type == KvType::kF32 ? "f32 " : type == KvType::kF16 ? "f16 " : "int8";
+}
+
+/// `heads` KV heads in turn: one stays in the CPU's caches, many come from memory.
+void bench_attention(const Kernels& kernels, KvType type, int group, int head_dim, int position, int heads) {
   const int blocks = position / 16 + 1;
-  const std::size_t half = static_cast<std::size_t>(16 * head_dim) * (type == KvType::kF32 ? 4 : 2);
+  const std::size_t half = aotllm::cpu::kv_head_bytes(type, head_dim, 16);
+  const std::size_t head_bytes = 2 * half * static_cast<std::size_t>(blocks);
   std::vector<std::uint8_t> storage;
-  const std::uint8_t* base = aligned(storage, 2 * half * static_cast<std::size_t>(blocks), 0x11);
+  const std::uint8_t* base = aligned(storage, head_bytes * static_cast<std::size_t>(heads), 0x11);
   std::vector<std::int32_t> table;
   for (int i = 0; i < blocks; ++i) table.push_back(i);
   const std::vector<float> q(static_cast<std::size_t>(group * head_dim), 0.1f);
@@ -80,14 +90,30 @@ void bench_attention(const Kernels& kernels, KvType type, int group, int head_di
   args.group = group;
   args.head_dim = head_dim;
   args.kv_type = type;
-  args.k_base = base;
-  args.v_base = base + half;
   args.block_stride = static_cast<std::ptrdiff_t>(2 * half);
   args.block_table = table.data();
   args.position = position;
-  const double time = seconds([&] { kernels.attention(args); });
-  std::printf("  %s group %d head_dim %3d position %d: %6.2f GB/s, %6.1f us\n", type == KvType::kF32 ? "f32" : "f16",
-              group, head_dim, position, 2.0 * static_cast<double>(half) * blocks / time / 1e9, time * 1e6);
+  const double time = seconds([&] {
+    for (int head = 0; head < heads; ++head) {
+      args.k_base = base + static_cast<std::size_t>(head) * head_bytes;
+      args.v_base = args.k_base + half;
+      kernels.attention(args);
+    }
+  });
+  std::printf("  %s group %d head_dim %3d position %4d, %3d heads: %6.2f GB/s, %7.1f us a head\n", kv_type_name(type),
+              group, head_dim, position, heads, static_cast<double>(head_bytes) * heads / time / 1e9,
+              time / heads * 1e6);
+}
+
+void bench_attentions(const Kernels& kernels) {
+  constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kI8};
+  for (const int position : {1023, 4095}) {
+    for (const int group : {1, 3, 4}) {
+      for (const KvType type : kTypes) bench_attention(kernels, type, group, 64, position, 1);
+    }
+  }
+  for (const KvType type : kTypes) bench_attention(kernels, type, 4, 128, 4095, 1);
+  for (const KvType type : kTypes) bench_attention(kernels, type, 4, 128, 4095, 48);
 }
 
 }  // namespace
@@ -105,9 +131,7 @@ int main(int argc, char** argv) {
     bench_matmul(*kernels, static_cast<Format>(i), kRows, kColumns);
   }
   std::printf("attention, one query\n");
-  for (const KvType type : {KvType::kF32, KvType::kF16}) {
-    for (const int group : {1, 3, 4}) bench_attention(*kernels, type, group, 64, 1023);
-  }
+  bench_attentions(*kernels);
   std::vector<float> x(4096, 0.3f), y(4096);
   std::vector<std::int8_t> q(4096);
   std::vector<float> scales(256);

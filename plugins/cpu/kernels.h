@@ -61,18 +61,32 @@ struct Activations {
   const std::int32_t* sums = nullptr;  ///< [rows, k / 16]: sum of q
 };
 
-/// KV element types of the CPU target.
-enum class KvType : std::uint8_t { kF32, kF16 };
+/// KV element types of the CPU target. kI8: signed codes, a float32 scale for each token, once for K and once for V.
+enum class KvType : std::uint8_t { kF32, kF16, kI8 };
+
+/// The widest head that the kernels take.
+inline constexpr int kMaxHeadDim = 512;
+
+/// Bytes of K (or of V) of one KV head in one block; a multiple of 64. head_dim is a multiple of 8, tokens_per_block of
+/// 16.
+constexpr std::size_t kv_head_bytes(KvType type, int head_dim, int tokens_per_block) noexcept {
+  const auto tokens = static_cast<std::size_t>(tokens_per_block);
+  const std::size_t elements = static_cast<std::size_t>(head_dim) * tokens;
+  if (type == KvType::kI8) return elements + tokens * sizeof(float);
+  return elements * (type == KvType::kF32 ? 4 : 2);
+}
 
 /// One query token, one group of query heads that share a KV head.
 ///
-/// KV block layout, per layer and KV head: K `[head_dim][tokens_per_block]` (lanes are tokens), V
-/// `[tokens_per_block][head_dim]`; both contiguous, 64-byte aligned, tokens_per_block a multiple of 16.
+/// KV block layout, per layer and KV head, contiguous and 64-byte aligned, tokens_per_block a multiple of 16:
+///   kF32, kF16   K `[head_dim][tokens_per_block]` (lanes are tokens), V `[tokens_per_block][head_dim]`
+///   kI8          codes, K `[head_dim / 2][tokens_per_block][2]`, V `[tokens_per_block / 2][head_dim][2]`: pairs along
+///                the axis that is summed; behind them the scales `[tokens_per_block]`, value = scale · code
 struct AttentionArgs {
   const float* q = nullptr;  ///< [group, head_dim]
   float* out = nullptr;      ///< [group, head_dim]
   int group = 1;             ///< query heads per KV head
-  int head_dim = 0;          ///< a multiple of 8, at most 512
+  int head_dim = 0;          ///< a multiple of 8, at most kMaxHeadDim
   KvType kv_type = KvType::kF32;
   const std::uint8_t* k_base = nullptr;  ///< K of this layer and KV head in block 0
   const std::uint8_t* v_base = nullptr;  ///< V likewise
@@ -123,6 +137,9 @@ struct Kernels {
 
   /// x[i] = cap · tanh(x[i] / cap)
   void (*softcap)(float* x, int n, float cap);
+
+  /// out[i] = Σ_c a[i · k + c] · x[c] for i in [0, n): the rows of a small matrix that is not packed.
+  void (*dot_rows)(const float* a, const float* x, int n, int k, float* out);
 };
 
 /// The kernels that this process uses: the best ISA of the CPU, or AOTLLM_FORCE_ISA (`avx2`, `avx512`, `avx512_vnni`)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 F32 = np.float32
-KV_DTYPES = {"f32": np.float32, "f16": np.float16}
+KV_DTYPES = {"f32": np.float32, "f16": np.float16, "int8": np.float32}  # int8: what scale · code makes
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ class PlanInterpreter:
             k = rms_norm(k, self.tensors[op["k_norm"]], op["qk_norm_eps"])
         cos, sin = self.rotary_tables(op["rope"], batch.positions)
         q, k = rotate_half(q, cos, sin), rotate_half(k, cos, sin)
+        if self.plan["kv"]["dtype"] == "int8":
+            k, v = int8_and_back(k), int8_and_back(v)
         for token in range(len(h)):
             block, slot = self.slot(batch, token, batch.positions[token])
             self.cache[op["layer"]][0, block, slot] = k[token]
@@ -168,6 +170,12 @@ class PlanInterpreter:
         """Block and slot that hold `position` of `token`'s sequence."""
         size = self.plan["kv"]["tokens_per_block"]
         return batch.block_tables[token][position // size], position % size
+
+
+def int8_and_back(x):
+    """Codes with one scale for each head of a token."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / F32(127)
+    return np.rint(x / np.where(scale == 0, F32(1), scale)) * scale
 
 
 def rms_norm(x, weight, eps):

@@ -32,7 +32,9 @@ std::vector<std::uint8_t> edited_engine(std::span<const std::uint8_t> input) {
 
 /// Engines of these sizes are run; larger ones would only take the fuzzer's time.
 bool is_small(const ModelShape& shape) {
-  return shape.max_num_tokens <= 64 && shape.vocab_size <= 4096 && shape.kv_bytes_per_block <= 1 << 20;
+  std::int64_t kv_bytes = 0;
+  for (const KvGroupShape& group : shape.kv_groups) kv_bytes += group.bytes_per_block;
+  return shape.max_num_tokens <= 64 && shape.vocab_size <= 4096 && kv_bytes <= 1 << 20;
 }
 
 }  // namespace
@@ -42,10 +44,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Engine engine = Engine::from_bytes(edited_engine({data, size}), "fuzz");
     if (!is_small(engine.shape())) return 0;
     CpuRunner runner(std::move(engine), {1, nullptr});
-    runner.allocate_kv(1);
+    runner.allocate_kv({.device_blocks = {1, 1, 1, 1}});
     const TokenId tokens[] = {0};
     const BlockId blocks[] = {0};
-    const SequenceStep sequence{tokens, 0, blocks, LogitsMode::kAll};
+    const SequenceStep sequence{tokens, 0, {blocks, blocks, blocks, blocks}, LogitsMode::kAll};
     StepOutputs outputs;
     runner.step({&sequence, 1}, outputs);
     if (outputs.rows() != 1) std::abort();

@@ -21,7 +21,9 @@ from package_tree import lay_package_tree  # noqa: E402
 sys.path.insert(0, str(lay_package_tree()))
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 
-with atheris.instrument_imports(include=["aotllm.builder.checkpoints", "aotllm.builder.config"]):
+_READERS = ["aotllm.builder.checkpoints", "aotllm.builder.config", "aotllm.lora", "aotllm.lora_config"]
+with atheris.instrument_imports(include=_READERS):
+    from aotllm import lora as lora
     from aotllm.builder.checkpoints import gguf as _gguf  # noqa: F401 - instrumented here, imported lazily elsewhere
     from aotllm.builder.checkpoints import huggingface as _huggingface  # noqa: F401
     from aotllm.builder.checkpoints import open_checkpoint

@@ -17,10 +17,11 @@ class Cache {
       : type_(type),
         head_dim_(head_dim),
         tokens_per_block_(tokens_per_block),
-        half_block_(static_cast<std::size_t>(head_dim * tokens_per_block * (type == KvType::kF32 ? 4 : 2))),
+        half_block_(kv_head_bytes(type, head_dim, tokens_per_block)),
         bytes_(2 * half_block_ * static_cast<std::size_t>(blocks)),
         table_(static_cast<std::size_t>(blocks)) {
-    std::memset(bytes_.data(), 0xFF, bytes_.size());  // NaN in float32 and in float16
+    std::memset(bytes_.data(), 0xFF,
+                bytes_.size());  // NaN in float32 and in float16, and -1 with a scale of NaN in int8
     std::iota(table_.begin(), table_.end(), 0);
     std::shuffle(table_.begin(), table_.end(), random);
   }
@@ -60,6 +61,16 @@ float to_half_and_back(float x) {
   const float step = std::ldexp(1.0f, std::max(std::ilogb(x == 0.0f ? 1e-5f : x), -14) - 10);
   return std::nearbyint(x / step) * step;
 }
+
+/// Rounds one token's K or V to what int8 holds.
+void to_int8_and_back(float* x, int head_dim) {
+  float largest = 0.0f;
+  for (int d = 0; d < head_dim; ++d) largest = std::max(largest, std::abs(x[d]));
+  const float scale = largest / 127;
+  for (int d = 0; d < head_dim; ++d) x[d] = scale * std::nearbyint(x[d] / scale);
+}
+
+constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kI8};
 
 struct Case {
   int head_dim, group, position, window;
@@ -115,6 +126,10 @@ class CpuAttention : public OnIsa {
       for (float& x : in.k) x = to_half_and_back(x);
       for (float& x : in.v) x = to_half_and_back(x);
     }
+    for (int t = 0; type == KvType::kI8 && t <= c.position; ++t) {
+      to_int8_and_back(in.k.data() + t * c.head_dim, c.head_dim);
+      to_int8_and_back(in.v.data() + t * c.head_dim, c.head_dim);
+    }
     return in;
   }
 
@@ -146,13 +161,14 @@ INSTANTIATE_ON_ISAS(CpuAttention);
 
 TEST_P(CpuAttention, AgreesWithDoublePrecisionAndReadsNoUnusedSlot) {
   Random random(1);
-  for (const KvType type : {KvType::kF32, KvType::kF16}) {
+  for (const KvType type : kTypes) {
     for (const Case& c : kCases) {
       SCOPED_TRACE("head_dim " + std::to_string(c.head_dim) + " position " + std::to_string(c.position));
       const Inputs in = inputs(c, type, random);
       const std::vector<float> got = attend(c, filled(c, type, in, random), in.q.data(), c.group);
       const std::vector<double> expected = naive(c, in.q, in.k, in.v, 1.0f / std::sqrt(static_cast<float>(c.head_dim)));
-      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 3e-6) << i;
+      const double tolerance = type == KvType::kI8 ? 1e-4 : 3e-6;  // int8: probabilities have 15 bits
+      for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance) << i;
     }
   }
 }
@@ -191,7 +207,7 @@ TEST_P(CpuAttention, DoesNotDependOnBlockSizeOrNeighbours) {
 
 TEST_P(CpuAttention, AgreesWithAvx2BitForBit) {
   Random random(7);
-  for (const KvType type : {KvType::kF32, KvType::kF16}) {
+  for (const KvType type : kTypes) {
     for (const Case& c : kCases) {
       const Inputs in = inputs(c, type, random);
       const Cache cache = filled(c, type, in, random);
@@ -217,6 +233,49 @@ TEST_P(CpuAttention, OneTokenReturnsItsValue) {
   const std::vector<float> got = attend(c, filled(c, KvType::kF32, in, random), in.q.data(), 2);
   for (int i = 0; i < 128; ++i)
     EXPECT_EQ(got[static_cast<std::size_t>(i)], in.v[static_cast<std::size_t>(35 * 64 + i % 64)]);
+}
+
+TEST_P(CpuAttention, Int8StoreTouchesItsSlotOnly) {
+  Random random(8);
+  for (const int slot : {0, 4, 5, 15}) {
+    const int head_dim = 24, tokens = 16;
+    std::vector<float> k = normal(random, head_dim), v = normal(random, head_dim);
+    if (slot == 0) std::fill(v.begin(), v.end(), 0.0f);
+    const auto bytes = kv_head_bytes(KvType::kI8, head_dim, tokens);
+    AlignedBytes k_block(bytes), v_block(bytes);
+    std::memset(k_block.data(), 0x5A, bytes);
+    std::memset(v_block.data(), 0x5A, bytes);
+    ops().store_kv(k.data(), v.data(), head_dim, KvType::kI8, k_block.data(), v_block.data(), slot, tokens);
+
+    const auto check = [&](const AlignedBytes& block, const std::vector<float>& x, const auto& place) {
+      float largest = 0.0f;
+      for (const float value : x) largest = std::max(largest, std::abs(value));
+      std::vector<std::uint8_t> expected(bytes, 0x5A);
+      const float scale = largest / 127.0f;
+      std::memcpy(expected.data() + head_dim * tokens + slot * 4, &scale, 4);
+      for (int d = 0; d < head_dim; ++d) {
+        const float code = scale == 0.0f ? 0.0f : std::nearbyint(x[static_cast<std::size_t>(d)] / scale);
+        expected[static_cast<std::size_t>(place(d))] = static_cast<std::uint8_t>(static_cast<std::int8_t>(code));
+      }
+      EXPECT_EQ(std::vector<std::uint8_t>(block.data(), block.data() + bytes), expected) << "slot " << slot;
+    };
+    check(k_block, k, [&](int d) { return (d / 2 * tokens + slot) * 2 + d % 2; });
+    check(v_block, v, [&](int d) { return (slot / 2 * head_dim + d) * 2 + slot % 2; });
+  }
+}
+
+// A broken activation must show in the result, not vanish in a clamp.
+TEST_P(CpuAttention, NanReachesTheResult) {
+  Random random(9);
+  const Case c{64, 2, 20, 0, 0.0f, 16};
+  for (const KvType type : kTypes) {
+    for (const int where : {0, 1, 2}) {
+      Inputs in = inputs(c, type, random);
+      (where == 0 ? in.q : where == 1 ? in.k : in.v)[40] = where == 0 ? -kNan : kNan;
+      const std::vector<float> got = attend(c, filled(c, type, in, random), in.q.data(), c.group);
+      EXPECT_TRUE(std::isnan(got[40])) << static_cast<int>(type) << " input " << where;
+    }
+  }
 }
 
 TEST_P(CpuAttention, StoreTouchesItsSlotOnly) {

@@ -139,6 +139,27 @@ TEST_P(CpuElementwise, AddAndTails) {
   }
 }
 
+TEST_P(CpuElementwise, DotRowsAgreesWithDoublePrecision) {
+  Random random(5);
+  for (const int k : {1, 15, 16, 40, 577}) {
+    const std::vector<float> a = normal(random, 11 * static_cast<std::size_t>(k));
+    const std::vector<float> x = normal(random, static_cast<std::size_t>(k));
+    std::vector<float> all(12, 9.0f);
+    ops().dot_rows(a.data(), x.data(), 11, k, all.data());
+    for (std::size_t i = 0; i < 11; ++i) {
+      double expected = 0.0;
+      for (std::size_t c = 0; c < x.size(); ++c) expected += double{a[i * x.size() + c]} * x[c];
+      EXPECT_NEAR(all[i], expected, 2e-5) << "k " << k << ", row " << i;
+    }
+    EXPECT_EQ(all[11], 9.0f) << "written past the last row";
+    for (int begin = 0; begin < 11; ++begin) {
+      std::vector<float> part(static_cast<std::size_t>(11 - begin));
+      ops().dot_rows(a.data() + begin * k, x.data(), 11 - begin, k, part.data());
+      EXPECT_TRUE(same_bits(part, {all.begin() + begin, all.end() - 1})) << "a row's sum depends on its neighbours";
+    }
+  }
+}
+
 // `OnIsa` compares with oracles up to rounding; between ISAs not even rounding may differ.
 TEST_P(CpuElementwise, AgreesWithAvx2BitForBit) {
   const Kernels& avx2 = *kernels_for("avx2");
@@ -154,6 +175,7 @@ TEST_P(CpuElementwise, AgreesWithAvx2BitForBit) {
   EXPECT_TRUE(both([&](const Kernels& k, float* y) { k.act_mul(Activation::kGeluTanh, x.data(), x.data(), n, y); }));
   EXPECT_TRUE(both([&](const Kernels& k, float* y) { k.softcap(y, n, 3.0f); }));
   EXPECT_TRUE(both([&](const Kernels& k, float* y) { k.rms_norm(x.data() + 8, x.data(), 1e-5f, n - 8, y); }));
+  EXPECT_TRUE(both([&](const Kernels& k, float* y) { k.dot_rows(x.data() + 8, x.data() + 9, 5, n / 8, y); }));
   EXPECT_TRUE(both([&](const Kernels& k, float* y) { k.rope(y, x.data(), x.data() + 1, n / 2); }));
 }
 

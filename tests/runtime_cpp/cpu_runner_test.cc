@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <ostream>
 #include <random>
@@ -22,10 +23,20 @@ using testing_support::NaiveModel;
 using testing_support::TinyModel;
 using testing_support::TinySpec;
 
+/// The same number for each group, none on the host.
+KvAllocation device_blocks(std::int32_t count) {
+  return {.device_blocks = {count, count, count, count}};
+}
+
 CpuRunner make_runner(const TinyModel& model, int num_threads, int num_blocks = 128) {
   CpuRunner runner(Engine::from_bytes(model.engine_bytes(), "tiny.engine"), {num_threads, nullptr});
-  runner.allocate_kv(num_blocks);
+  runner.allocate_kv(device_blocks(num_blocks));
   return runner;
+}
+
+/// The same table for each group.
+std::array<std::span<const BlockId>, kMaxKvGroups> tables(std::span<const BlockId> blocks) {
+  return {blocks, blocks, blocks, blocks};
 }
 
 std::vector<TokenId> random_tokens(int count, int vocab, unsigned seed) {
@@ -45,7 +56,7 @@ struct Sequence {
   bool finished() const { return done == static_cast<int>(tokens.size()); }
   SequenceStep next(int chunk) const {
     const auto count = std::min<std::size_t>(chunk, tokens.size() - done);
-    return {std::span(tokens).subspan(done, count), done, blocks, LogitsMode::kAll};
+    return {std::span(tokens).subspan(done, count), done, tables(blocks), LogitsMode::kAll};
   }
 };
 
@@ -101,6 +112,10 @@ std::vector<Case> cases() {
   TinySpec odd_sizes{.vocab = 37, .hidden = 40, .heads = 3, .kv_heads = 3, .head_dim = 8, .intermediate = 19};
   TinySpec mixed{.hidden = 64, .intermediate = 96, .v_format = "q8_0"};
   TinySpec half_kv{.kv_dtype = "f16"};
+  TinySpec int8_kv{.kv_dtype = "int8"};
+  TinySpec int8_gemma = gemma;
+  int8_gemma.head_dim = 24;
+  int8_gemma.kv_dtype = "int8";
   return {{"llama", {}, 2e-5},
           {"biased", biased, 2e-5},
           {"gemma", gemma, 2e-5},
@@ -108,7 +123,9 @@ std::vector<Case> cases() {
           {"one_kv_head", one_head, 2e-5},
           {"odd_sizes", odd_sizes, 2e-5},
           {"mixed_formats", mixed, 2e-3},
-          {"f16_kv", half_kv, 5e-3}};
+          {"f16_kv", half_kv, 5e-3},
+          {"int8_kv", int8_kv, 5e-3},
+          {"int8_gemma", int8_gemma, 5e-3}};
 }
 
 class CpuRunnerCase : public testing::TestWithParam<Case> {};
@@ -118,7 +135,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CpuRunnerCase, testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& its) { return its.param.name; });
 
 TEST_P(CpuRunnerCase, AgreesWithTheDefinition) {
   const TinyModel model(GetParam().spec);
@@ -180,21 +197,66 @@ TEST(CpuRunner, LogitsModes) {
   const std::vector<BlockId> c = {2};
   StepOutputs outputs;
   const std::vector<SequenceStep> steps = {
-      {tokens, 0, a, LogitsMode::kLast}, {tokens, 0, b, LogitsMode::kNone}, {tokens, 0, c, LogitsMode::kAll}};
+      {tokens, 0, {a}, LogitsMode::kLast}, {tokens, 0, {b}, LogitsMode::kNone}, {tokens, 0, {c}, LogitsMode::kAll}};
   runner.step(steps, outputs);
   ASSERT_EQ(outputs.rows(), 11);
   const int vocab = model.spec.vocab;
   EXPECT_TRUE(same_bits({outputs.logits.begin(), outputs.logits.begin() + vocab}, {all.end() - vocab, all.end()}));
   EXPECT_TRUE(same_bits({outputs.logits.begin() + vocab, outputs.logits.end()}, all));
 
-  runner.step(std::vector<SequenceStep>{{tokens, 0, a, LogitsMode::kNone}}, outputs);
+  runner.step(std::vector<SequenceStep>{{tokens, 0, {a}, LogitsMode::kNone}}, outputs);
   EXPECT_EQ(outputs.rows(), 0);
+}
+
+TEST(CpuRunner, LogitsModesMixInOneStep) {
+  const TinyModel model({.window = 20, .kv_dtype = "int8"});
+  CpuRunner runner = make_runner(model, 2);
+  const auto vocab = static_cast<std::size_t>(model.spec.vocab);
+  std::vector<Sequence> sequences;
+  for (int i = 0; i < 5; ++i) {
+    sequences.push_back({random_tokens(40, model.spec.vocab, 30 + i), {3 * i, 3 * i + 1, 3 * i + 2}});
+    run_all(runner, {&sequences.back()}, 128);
+  }
+  std::mt19937 random(12);
+  for (int round = 0; round < 30; ++round) {  // any part of a sequence may run again: it writes what is there
+    std::vector<SequenceStep> steps;
+    std::vector<float> expected;
+    for (const Sequence& s : sequences) {
+      const std::size_t start = random() % 40;
+      const std::size_t count = 1 + random() % std::min<std::size_t>(20, 40 - start);
+      const auto mode = static_cast<LogitsMode>(random() % 3);
+      steps.push_back({std::span(s.tokens).subspan(start, count), static_cast<int>(start), tables(s.blocks), mode});
+      const std::size_t rows = mode == LogitsMode::kAll ? count : mode == LogitsMode::kLast ? 1 : 0;
+      const auto end = s.logits.begin() + static_cast<std::ptrdiff_t>((start + count) * vocab);
+      expected.insert(expected.end(), end - static_cast<std::ptrdiff_t>(rows * vocab), end);
+    }
+    StepOutputs outputs;
+    runner.step(steps, outputs);
+    ASSERT_TRUE(same_bits(outputs.logits, expected)) << "round " << round;
+  }
+}
+
+TEST(CpuRunner, RejectedDraftsLeaveNothingBehind) {
+  const TinyModel model({.kv_dtype = "int8"});
+  CpuRunner runner = make_runner(model, 2);
+  const auto tokens = random_tokens(40, model.spec.vocab, 13);
+  const auto expected = logits_of(runner, tokens, 128);
+  Sequence sequence{tokens, {20, 21, 22}};
+  while (!sequence.finished()) {
+    std::vector<TokenId> drafts = random_tokens(4, model.spec.vocab, 50 + sequence.done);
+    drafts[0] = tokens[sequence.done];
+    StepOutputs outputs;
+    runner.step(std::vector<SequenceStep>{{drafts, sequence.done, tables(sequence.blocks), LogitsMode::kAll}}, outputs);
+    const auto row = outputs.row(0);  // of the token that is known; the drafts behind it are thrown away
+    sequence.logits.insert(sequence.logits.end(), row.begin(), row.end());
+    ++sequence.done;
+  }
+  EXPECT_TRUE(same_bits(sequence.logits, expected));
 }
 
 TEST(CpuRunner, BrokenPreconditionsThrowAndLeaveTheRunnerUsable) {
   const TinyModel model({});
   CpuRunner runner = make_runner(model, 2, 4);
-  ASSERT_EQ(runner.num_blocks(), 4);
   const std::vector<BlockId> blocks = {0, 1, 2, 3};
   const std::vector<TokenId> ok = {1, 2, 3};
   const auto expected = logits_of(runner, {1, 2}, 2);
@@ -210,17 +272,18 @@ TEST(CpuRunner, BrokenPreconditionsThrowAndLeaveTheRunnerUsable) {
     const char* reason;
   } broken[] = {
       {{}, "expected at least 1 token, got none"},
-      {{{{}, 0, blocks, last}}, "sequence 0: expected at least 1 token"},
-      {{{too_large, 0, blocks, last}}, "expected token ids in [0, 50), got 50"},
-      {{{negative, 0, blocks, last}}, "expected token ids in [0, 50), got -1"},
-      {{{ok, -1, blocks, last}}, "expected positions in [0, 128), got 3 tokens from -1"},
-      {{{ok, 126, blocks, last}}, "expected positions in [0, 128), got 3 tokens from 126"},
-      {{{ok, INT32_MAX, blocks, last}}, "expected positions"},
-      {{{many, 0, nine, last}}, "expected at most 128 tokens"},
-      {{{ok, 62, blocks, last}}, "expected a block table of at least 5 blocks, got 4"},
+      {{{{}, 0, {blocks}, last}}, "sequence 0: expected at least 1 token"},
+      {{{too_large, 0, {blocks}, last}}, "expected token ids in [0, 50), got 50"},
+      {{{negative, 0, {blocks}, last}}, "expected token ids in [0, 50), got -1"},
+      {{{ok, -1, {blocks}, last}}, "expected positions in [0, 128), got 3 tokens from -1"},
+      {{{ok, 126, {blocks}, last}}, "expected positions in [0, 128), got 3 tokens from 126"},
+      {{{ok, INT32_MAX, {blocks}, last}}, "expected positions"},
+      {{{many, 0, {nine}, last}}, "expected at most 128 tokens"},
+      {{{ok, 62, {blocks}, last}}, "sequence 0, KV group 0: expected a block table of at least 5 blocks, got 4"},
       {{{ok, 0, {}, last}}, "expected a block table of at least 1 blocks, got 0"},
-      {{{ok, 0, bad_block, last}}, "expected block ids in [0, 4), got 4"},
-      {{{ok, 0, blocks, last}, {ok, 0, negative_block, last}}, "sequence 1: expected block ids in [0, 4), got -1"},
+      {{{ok, 0, {bad_block}, last}}, "expected block ids in [0, 4), got 4"},
+      {{{ok, 0, {blocks}, last}, {ok, 0, {negative_block}, last}},
+       "sequence 1, KV group 0: expected block ids in [0, 4), got -1 at 0"},
   };
   StepOutputs outputs;
   for (const auto& c : broken) {
@@ -244,15 +307,58 @@ TEST(CpuRunner, BrokenSetUpThrows) {
   StepOutputs outputs;
   const std::vector<TokenId> tokens = {1};
   const std::vector<BlockId> blocks = {0};
-  EXPECT_THROW(runner.step(std::vector<SequenceStep>{{tokens, 0, blocks}}, outputs), Error) << "no KV memory yet";
-  EXPECT_THROW(runner.allocate_kv(0), Error);
-  EXPECT_THROW(runner.allocate_kv(INT32_MAX), Error) << "2^43 bytes";
-  EXPECT_EQ(runner.num_blocks(), 0);
-  runner.allocate_kv(2);
-  EXPECT_EQ(runner.num_blocks(), 2);
-  EXPECT_THROW(runner.allocate_kv(2), Error);
-  EXPECT_THROW(runner.copy_block(0, 2), Error);
-  EXPECT_THROW(runner.copy_block(-1, 0), Error);
+  EXPECT_THROW(runner.step(std::vector<SequenceStep>{{tokens, 0, {blocks}}}, outputs), Error) << "no KV memory yet";
+  EXPECT_THROW(runner.allocate_kv(device_blocks(0)), Error);
+  EXPECT_THROW(runner.allocate_kv(device_blocks(INT32_MAX)), Error) << "2^43 bytes";
+  EXPECT_THROW(runner.allocate_kv({.device_blocks = {1}, .host_blocks = {-1}}), Error);
+  EXPECT_THROW(runner.allocate_kv({.device_blocks = {1}, .host_blocks = {INT32_MAX}}), Error) << "2^43 bytes";
+  EXPECT_EQ(runner.kv_allocation().device_blocks, BlockCounts{});
+  runner.allocate_kv({.device_blocks = {2, 7}, .host_blocks = {3}});
+  EXPECT_EQ(runner.kv_allocation().device_blocks, BlockCounts{2}) << "the engine has one group";
+  EXPECT_EQ(runner.kv_allocation().host_blocks, BlockCounts{3});
+  EXPECT_THROW(runner.allocate_kv(device_blocks(2)), Error);
+
+  CpuRunner two_groups(Engine::from_bytes(TinyModel({.window = 5}).engine_bytes(), "tiny.engine"), {1, nullptr});
+  EXPECT_THROW(two_groups.allocate_kv({.device_blocks = {1, 0}}), Error) << "every group needs a block";
+}
+
+TEST(CpuRunner, CopiesOutOfRangeThrowAndCopyNothing) {
+  const TinyModel model({.window = 20});
+  CpuRunner runner(Engine::from_bytes(model.engine_bytes(), "tiny.engine"), {1, nullptr});
+  runner.allocate_kv({.device_blocks = {4, 2}, .host_blocks = {1, 0}});
+  const auto device = KvTier::kDevice;
+  const auto host = KvTier::kHost;
+  const struct {
+    BlockCopy copy;
+    const char* reason;
+  } broken[] = {
+      {{-1, device, 0, device, 1}, "expected a KV group in [0, 2), got -1"},
+      {{2, device, 0, device, 1}, "expected a KV group in [0, 2), got 2"},
+      {{0, device, 4, device, 1}, "expected device ids in [0, 4) of KV group 0, got 4"},
+      {{0, device, 1, device, -1}, "expected device ids in [0, 4) of KV group 0, got -1"},
+      {{1, device, 1, device, 2}, "expected device ids in [0, 2) of KV group 1, got 2"},
+      {{0, host, 1, device, 0}, "expected host ids in [0, 1) of KV group 0, got 1"},
+      {{1, device, 0, host, 0}, "expected host ids in [0, 0) of KV group 1, got 0"},
+  };
+  const auto tokens = random_tokens(16, model.spec.vocab, 9);
+  const std::vector<BlockId> blocks = {0, 1};
+  const std::vector<SequenceStep> prompt = {{tokens, 0, tables(blocks), LogitsMode::kNone}};
+  const std::vector<SequenceStep> decode = {{std::span(tokens).first(1), 16, tables(blocks), LogitsMode::kLast}};
+  StepOutputs outputs;
+  runner.step(prompt, outputs);
+  runner.step(decode, outputs);
+  const auto expected = outputs.logits;
+  for (const auto& c : broken) {
+    try {
+      runner.copy_blocks(std::vector<BlockCopy>{{0, device, 3, device, 0}, c.copy});
+      ADD_FAILURE() << "accepted: " << c.reason;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInternal);
+      EXPECT_NE(std::string(error.what()).find(c.reason), std::string::npos) << error.what();
+    }
+  }
+  runner.step(decode, outputs);
+  EXPECT_TRUE(same_bits(outputs.logits, expected)) << "block 0 is as it was";
 }
 
 TEST(CpuRunner, CopiedBlockServesAnotherSequence) {
@@ -265,7 +371,9 @@ TEST(CpuRunner, CopiedBlockServesAnotherSequence) {
 
   Sequence first{prefix, {10, 11}};
   run_all(runner, {&first}, 128);
-  runner.copy_block(11, 12);  // partly filled: 4 of 16 tokens
+  const auto device = KvTier::kDevice;
+  runner.copy_blocks(
+      std::vector<BlockCopy>{{0, device, 11, device, 12}, {1, device, 11, device, 12}});  // 4 of 16 tokens
   Sequence other{random_tokens(30, model.spec.vocab, 7), {10, 11}, 20};
   run_all(runner, {&other}, 128);  // overwrites what follows in the original
   Sequence second{longer, {10, 12, 13}, 20};
@@ -274,13 +382,67 @@ TEST(CpuRunner, CopiedBlockServesAnotherSequence) {
   EXPECT_TRUE(same_bits(second.logits, {expected.begin() + offset, expected.end()}));
 }
 
+TEST(CpuRunner, BlocksComeBackFromTheHost) {
+  const TinyModel model({.window = 16});
+  CpuRunner runner(Engine::from_bytes(model.engine_bytes(), "tiny.engine"), {2, nullptr});
+  runner.allocate_kv({.device_blocks = {6, 6}, .host_blocks = {2, 1}});
+  const auto tokens = random_tokens(48, model.spec.vocab, 5);
+  Sequence whole{tokens, {0, 1, 2}};
+  run_all(runner, {&whole}, 128);
+
+  const auto device = KvTier::kDevice;
+  const auto host = KvTier::kHost;
+  runner.copy_blocks(std::vector<BlockCopy>{{0, device, 0, host, 1}, {0, device, 1, host, 0}, {1, device, 1, host, 0}});
+  Sequence other{random_tokens(48, model.spec.vocab, 6), {0, 1, 2}};
+  run_all(runner, {&other}, 128);
+  runner.copy_blocks(std::vector<BlockCopy>{{0, host, 1, device, 4}, {0, host, 0, device, 3}, {1, host, 0, device, 4}});
+
+  const std::vector<BlockId> all = {4, 3, 5};
+  const std::vector<BlockId> in_window = {kNoBlock, 4, 5};  // position 32 sees 17 to 32
+  const SequenceStep step{std::span(tokens).subspan(32), 32, {all, in_window}, LogitsMode::kAll};
+  StepOutputs outputs;
+  runner.step({&step, 1}, outputs);
+  const auto offset = static_cast<std::ptrdiff_t>(32) * model.spec.vocab;
+  EXPECT_TRUE(same_bits(outputs.logits, {whole.logits.begin() + offset, whole.logits.end()}));
+}
+
+/// A window group needs no more than the blocks that tokens of the step see: the others are taken away and used again.
+TEST_P(CpuRunnerCase, BlocksThatLeftTheWindowAreNotRead) {
+  TinySpec spec = GetParam().spec;
+  for (const int window : {1, 5, 16, 17, 40}) {
+    spec.window = window;
+    const TinyModel model(spec);
+    const auto tokens = random_tokens(100, spec.vocab, 3);
+    CpuRunner runner = make_runner(model, 2);
+    const auto expected = logits_of(runner, tokens, 128);
+    for (const int chunk : {1, 7, 16}) {
+      Sequence sequence{tokens, {3, 2, 9, 0, 7, 5, 8}};
+      while (!sequence.finished()) {
+        SequenceStep step = sequence.next(chunk);
+        const int first_seen = std::max(0, sequence.done - window + 1);
+        std::vector<BlockId> ring;
+        for (int i = 0; i < 7; ++i) ring.push_back(i < first_seen / 16 ? kNoBlock : 20 + i % 4);
+        step.block_tables[1] = ring;
+        StepOutputs outputs;
+        runner.step({&step, 1}, outputs);
+        sequence.logits.insert(sequence.logits.end(), outputs.logits.begin(), outputs.logits.end());
+        sequence.done += static_cast<int>(step.tokens.size());
+
+        ring[first_seen / 16] = kNoBlock;  // one that is seen
+        EXPECT_THROW(runner.step({&step, 1}, outputs), Error) << "window " << window << " at " << step.start_position;
+      }
+      EXPECT_TRUE(same_bits(sequence.logits, expected)) << "window " << window << ", chunks of " << chunk;
+    }
+  }
+}
+
 TEST(CpuRunner, StepsDoNotAllocate) {
   const TinyModel model({.bias = true, .qk_norm = true, .post_norm = true});
   CpuRunner runner = make_runner(model, 2);
   const auto tokens = random_tokens(64, model.spec.vocab, 8);
   const std::vector<BlockId> blocks = {0, 1, 2, 3, 4};
-  const std::vector<SequenceStep> prompt = {{tokens, 0, blocks, LogitsMode::kAll}};
-  const std::vector<SequenceStep> decode = {{std::span(tokens).first(1), 64, blocks, LogitsMode::kLast}};
+  const std::vector<SequenceStep> prompt = {{tokens, 0, {blocks}, LogitsMode::kAll}};
+  const std::vector<SequenceStep> decode = {{std::span(tokens).first(1), 64, {blocks}, LogitsMode::kLast}};
   StepOutputs outputs;
   runner.step(prompt, outputs);  // the outputs grow once
   const auto before = testing_support::allocation_count();

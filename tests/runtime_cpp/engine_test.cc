@@ -41,7 +41,12 @@ TEST(Engine, LoadsAValidPlan) {
   EXPECT_EQ(shape.max_num_tokens, 128);
   EXPECT_EQ(shape.max_batch_size, 16);
   EXPECT_EQ(shape.tokens_per_block, 16);
-  EXPECT_EQ(shape.kv_bytes_per_block, 2 * 2 * 2 * 8 * 16 * 4) << "layers · K and V · heads · head_dim · tokens · f32";
+  ASSERT_EQ(shape.kv_groups.size(), 2u) << "layer 1 has a window";
+  EXPECT_EQ(shape.kv_groups[0].window, 0);
+  EXPECT_EQ(shape.kv_groups[1].window, 5);
+  for (const KvGroupShape& group : shape.kv_groups) {
+    EXPECT_EQ(group.bytes_per_block, 2 * 2 * 8 * 16 * 4) << "K and V · heads · head_dim · tokens · f32";
+  }
   const Plan& plan = engine.plan();
   ASSERT_EQ(plan.ops.size(), 12u);
   const auto& qkv = std::get<NormQkvRopeOp>(plan.ops[1]);
@@ -49,6 +54,19 @@ TEST(Engine, LoadsAValidPlan) {
   EXPECT_EQ(plan.linears[qkv.linear].panels, 4);
   EXPECT_EQ(plan.linears[qkv.linear].segments[2].row_begin, 48);
   EXPECT_EQ(std::get<PagedAttentionOp>(plan.ops[7]).window, 5);
+}
+
+TEST(Engine, BytesOfAKvBlockFollowItsType) {
+  const struct {
+    const char* dtype;
+    std::int64_t head_bytes;  ///< K of 16 tokens, head_dim 8
+  } cases[] = {{"f32", 16 * 8 * 4}, {"f16", 16 * 8 * 2}, {"int8", 16 * (8 + 4)}};
+  for (const auto& c : cases) {
+    const TinyModel tiny({.kv_dtype = c.dtype});
+    const Engine engine = Engine::from_bytes(tiny.engine_bytes(), "tiny.engine");
+    ASSERT_EQ(engine.shape().kv_groups.size(), 1u);
+    EXPECT_EQ(engine.shape().kv_groups[0].bytes_per_block, 2 * 2 * 2 * c.head_bytes) << c.dtype;
+  }
 }
 
 TEST(Engine, LoadsFromAFile) {
@@ -93,7 +111,7 @@ constexpr Broken kBroken[] = {
     {"rope tensor is no float", "", "\"inv_freq\": \"inv_freq\"", "\"inv_freq\": \"embedding\"", "rope[0].inv_freq"},
     {"rope longer than a head", "", "\"inv_freq\": \"inv_freq\"", "\"inv_freq\": \"layers.0.q_norm\"",
      "ops[1].rope: expected a table of at most 4 frequencies, got 8"},
-    {"kv dtype", "\"kv\"", "\"f32\"", "\"f64\"", "kv.dtype: expected f32 or f16, got \"f64\""},
+    {"kv dtype", "\"kv\"", "\"f32\"", "\"f64\"", "kv.dtype: expected f32, f16 or int8, got \"f64\""},
     {"block size", "", "\"tokens_per_block\": 16", "\"tokens_per_block\": 24",
      "tokens_per_block: expected a multiple of 16"},
     {"block size zero", "", "\"tokens_per_block\": 16", "\"tokens_per_block\": 0", "tokens_per_block"},
@@ -230,9 +248,9 @@ TEST(Engine, NoChangedByteCrashes) {
       bytes[at] ^= static_cast<std::uint8_t>(flip);
       try {
         CpuRunner runner(Engine::from_bytes(bytes, "flipped"), {1, nullptr});
-        runner.allocate_kv(1);
+        runner.allocate_kv({.device_blocks = {1, 1, 1, 1}});
         StepOutputs outputs;
-        runner.step(std::vector<SequenceStep>{{tokens, 0, blocks, LogitsMode::kAll}}, outputs);
+        runner.step(std::vector<SequenceStep>{{tokens, 0, {blocks, blocks}, LogitsMode::kAll}}, outputs);
         ++accepted;
       } catch (const Error&) {
       }

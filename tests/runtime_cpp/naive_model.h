@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "aotllm/adapter.h"
 #include "tiny_model.h"
 
 namespace aotllm::testing_support {
@@ -16,7 +17,8 @@ using Vector = std::vector<double>;
 /// nor batches.
 class NaiveModel {
  public:
-  explicit NaiveModel(const TinyModel& model) : m_(model), s_(model.spec) {}
+  explicit NaiveModel(const TinyModel& model, const Adapter& adapter = {})
+      : m_(model), s_(model.spec), adapter_(adapter) {}
 
   /// Logits [tokens, vocab].
   std::vector<Vector> forward(std::span<const std::int32_t> tokens) const {
@@ -47,13 +49,14 @@ class NaiveModel {
     return x;
   }
 
-  /// What block formats make of their input: 8 bits per value, a scale per 16 (docs/engine_format.md).
-  static Vector quantized(Vector x) {
-    for (std::size_t block = 0; block < x.size(); block += 16) {
+  /// 8 bits per value, a scale for each `size` values (docs/engine_format.md): what block formats make of their input
+  /// (16), and the int8 cache of a head.
+  static Vector quantized(Vector x, std::size_t size) {
+    for (std::size_t block = 0; block < x.size(); block += size) {
       double largest = 0;
-      for (std::size_t i = block; i < block + 16; ++i) largest = std::max(largest, std::abs(x[i]));
+      for (std::size_t i = block; i < block + size; ++i) largest = std::max(largest, std::abs(x[i]));
       const double a = largest / 127;
-      for (std::size_t i = block; i < block + 16 && a > 0; ++i) x[i] = std::nearbyint(x[i] / a) * a;
+      for (std::size_t i = block; i < block + size && a > 0; ++i) x[i] = std::nearbyint(x[i] / a) * a;
     }
     return x;
   }
@@ -61,13 +64,27 @@ class NaiveModel {
   /// W · x + bias[bias_begin …) where the model has that bias.
   Vector linear(const std::string& name, const std::string& bias, int bias_begin, const Vector& input) const {
     const Matrix& w = m_.matrices.at(name);
-    const Vector x = m_.format_of(name) == "q8_0" ? quantized(input) : input;
+    const Vector x = m_.format_of(name) == "q8_0" ? quantized(input, 16) : input;
     Vector y(w.n, 0.0);
     for (int row = 0; row < w.n; ++row) {
       for (int c = 0; c < w.k; ++c) y[row] += double{w.values[row * w.k + c]} * x[c];
       if (m_.vectors.contains(bias)) y[row] += m_.vectors.at(bias)[bias_begin + row];
     }
+    for (const LowRankUpdate& update : adapter_.updates) {
+      if (name == "layers." + std::to_string(update.layer) + "." + adapter_module_name(update.module)) {
+        add_update(update, input, y);
+      }
+    }
     return y;
+  }
+
+  /// y += B · (A · x)
+  static void add_update(const LowRankUpdate& update, const Vector& x, Vector& y) {
+    for (int r = 0; r < update.rank; ++r) {
+      double product = 0;
+      for (int c = 0; c < update.in; ++c) product += double{update.a[r * update.in + c]} * x[c];
+      for (int row = 0; row < update.out; ++row) y[row] += double{update.b[row * update.rank + r]} * product;
+    }
   }
 
   void rotate(double* head, int position) const {
@@ -137,6 +154,10 @@ class NaiveModel {
       v.push_back(linear(l + "v", l + "qkv.bias", q_width + kv_width, h));
       norm_and_rotate(q.back(), l + "q_norm", t);
       norm_and_rotate(k.back(), l + "k_norm", t);
+      if (std::string(s_.kv_dtype) == "int8") {
+        k.back() = quantized(std::move(k.back()), s_.head_dim);
+        v.back() = quantized(std::move(v.back()), s_.head_dim);
+      }
     }
     for (int t = 0; t < static_cast<int>(x.size()); ++t) {
       const Vector attention = attend(q[t], k, v, t, layer % 2 == 1 ? s_.window : 0);
@@ -151,6 +172,7 @@ class NaiveModel {
 
   const TinyModel& m_;
   const TinySpec& s_;
+  const Adapter adapter_;
 };
 
 }  // namespace aotllm::testing_support

@@ -35,7 +35,7 @@ struct TinySpec {
   float embedding_scale = 1.0f;
   const char* activation = "silu";
   const char* v_format = "f32";  ///< f32 or q8_0, of V and of the down projection
-  const char* kv_dtype = "f32";
+  const char* kv_dtype = "f32";  ///< f32, f16 or int8
 };
 
 struct Matrix {

@@ -39,11 +39,17 @@ class KvLayerRecord(TypedDict):
 
 
 class KvRecord(TypedDict):
-    """The cache of all layers; `dtype` is f32 or f16."""
+    """The cache of all layers; `dtype` is f32, f16 or int8."""
 
     dtype: str
     tokens_per_block: int
     layers: list[KvLayerRecord]
+
+
+def kv_bytes_per_token(kv: KvRecord) -> int:
+    """Bytes that one token takes in the cache: K and V of all layers, an int8 head's float32 scale included."""
+    element, scale = {"f32": (4, 0), "f16": (2, 0), "int8": (1, 4)}[kv["dtype"]]
+    return sum(2 * layer["num_kv_heads"] * (element * layer["head_dim"] + scale) for layer in kv["layers"])
 
 
 class SegmentRecord(TypedDict):

@@ -29,6 +29,18 @@ inline void for_lanes(int n, Op op) {
   for (int i = 0; i < n; i += kLanes) op(i, n - i);
 }
 
+/// N dot products side by side: N independent chains hide the latency of fma.
+template <int N>
+inline void dots(const float* a, const float* x, int k, float* out) {
+  F32x16 sums[N];
+  for (int i = 0; i < N; ++i) sums[i] = set1(0.0f);
+  for_lanes(k, [&](int c, int left) {
+    const F32x16 v = load_lanes(x + c, left);
+    for (int i = 0; i < N; ++i) sums[i] = fma(load_lanes(a + static_cast<std::ptrdiff_t>(i) * k + c, left), v, sums[i]);
+  });
+  for (int i = 0; i < N; ++i) out[i] = reduce_add(sums[i]);
+}
+
 }  // namespace
 
 // Sixteen lane-wise sums in ascending i, then the tree of `reduce_add`.
@@ -77,6 +89,13 @@ void add(const float* a, const float* b, int n, float* out) {
 void softcap(float* x, int n, float cap) {
   const F32x16 c = set1(cap);
   for_lanes(n, [&](int i, int left) { store_lanes(x + i, mul(c, tanh(div(load_lanes(x + i, left), c))), left); });
+}
+
+// Per product sixteen lane-wise sums in ascending c, then the tree of `reduce_add`, however many are side by side.
+void dot_rows(const float* a, const float* x, int n, int k, float* out) {
+  int i = 0;
+  for (; i + 4 <= n; i += 4) dots<4>(a + static_cast<std::ptrdiff_t>(i) * k, x, k, out + i);
+  for (; i < n; ++i) dots<1>(a + static_cast<std::ptrdiff_t>(i) * k, x, k, out + i);
 }
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

@@ -2,9 +2,30 @@
 
 #include "kernels/simd.h"
 
-// exp and tanh on 16 lanes. Relative error below 2e-7; limits at ±inf are exact, NaN stays NaN.
+// exp, tanh and quantization on 16 lanes. Relative error below 2e-7; limits at ±inf are exact, NaN stays NaN.
 
 namespace aotllm::cpu::AOTLLM_ISA {
+
+/// max |x| over lanes; NaN where one is NaN.
+inline float largest_magnitude(F32x16 x) {
+  // Magnitudes order like their bit patterns, NaN above all.
+  return __builtin_bit_cast(float, reduce_max(bit_and(bits(x), set1_i32(INT32_MAX))));
+}
+
+/// The same over x[n].
+inline float largest_magnitude(const float* x, int n) {
+  I32x16 top = set1_i32(0);
+  for (int i = 0; i < n; i += kLanes) {
+    top = max(top, bit_and(bits(load_lanes(x + i, n - i)), set1_i32(INT32_MAX)));
+  }
+  return __builtin_bit_cast(float, reduce_max(top));
+}
+
+/// round_half_even(x / scale), clamped to [-limit, limit]; zeros where the scale is 0, -limit for a NaN.
+inline I32x16 to_codes(F32x16 x, float scale, float limit) {
+  const F32x16 scaled = scale == 0.0f ? set1(0.0f) : div(x, set1(scale));  // a scale may underflow to 0
+  return to_i32(min(max(scaled, set1(-limit)), set1(limit)));
+}
 
 /// e^x = 2^n · (1 + e), |x - n·ln 2| ≤ ln(2) / 2.
 struct ExpParts {

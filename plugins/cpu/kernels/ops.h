@@ -18,6 +18,7 @@ void attention(const AttentionArgs& args);
 void act_mul(Activation act, const float* gate, const float* up, int n, float* out);
 void add(const float* a, const float* b, int n, float* out);
 void softcap(float* x, int n, float cap);
+void dot_rows(const float* a, const float* x, int n, int k, float* out);
 
 /// Part of `matmul` for f32, f16 and bf16 segments.
 void matmul_floats(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,

@@ -20,6 +20,10 @@ struct U8x64 {
 struct Mask16 {
   __m256 lo, hi;
 };
+/// Pairs of int16: lane r has elements 2·r and 2·r + 1.
+struct I16x32 {
+  __m256i lo, hi;
+};
 
 /// Rows of a matmul tile: as many as keep the integer sums in 16 registers.
 inline constexpr int kMaxTileRows = 4;
@@ -262,6 +266,34 @@ inline SignedCodes signed_codes(U8x64 w) {
 inline DotSum dot(DotSum s, SignedCodes w, Quad a) {
   return {_mm256_add_epi16(s.lo, _mm256_maddubs_epi16(w.magnitude.lo, _mm256_sign_epi8(a.v, w.sign.lo))),
           _mm256_add_epi16(s.hi, _mm256_maddubs_epi16(w.magnitude.hi, _mm256_sign_epi8(a.v, w.sign.hi)))};
+}
+
+// ---- dot products of pairs of int16
+
+/// 32 code bytes, sign-extended.
+inline I16x32 load_pairs(const std::uint8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
+}
+/// 16 code bytes for lanes [0, 8), the others 0.
+inline I16x32 load_pairs_8(const std::uint8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), _mm256_setzero_si256()};
+}
+/// One pair, in each lane.
+inline I16x32 broadcast_pair(const std::int16_t* p) {
+  std::int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
+/// sum + the products of each lane's pairs; the caller bounds them to 32 bits.
+inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+/// Stores lanes, which are in the range of int16.
+inline void store_i16(std::int16_t* p, I32x16 x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xD8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
 }
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

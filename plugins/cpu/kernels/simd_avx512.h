@@ -19,6 +19,10 @@ struct U8x64 {
 struct Mask16 {
   __mmask16 m;
 };
+/// Pairs of int16: lane r has elements 2·r and 2·r + 1.
+struct I16x32 {
+  __m512i v;
+};
 
 /// Rows of a matmul tile: integer and float sums of 8 rows take half of the 32 registers.
 inline constexpr int kMaxTileRows = 8;
@@ -288,5 +292,34 @@ inline DotSum dot(DotSum s, SignedCodes w, Quad a) {
 }
 
 #endif
+
+// ---- dot products of pairs of int16
+
+/// 32 code bytes, sign-extended.
+inline I16x32 load_pairs(const std::uint8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+/// 16 code bytes for lanes [0, 8), the others 0.
+inline I16x32 load_pairs_8(const std::uint8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+/// One pair, in each lane.
+inline I16x32 broadcast_pair(const std::int16_t* p) {
+  std::int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return {_mm512_set1_epi32(x)};
+}
+/// sum + the products of each lane's pairs; the caller bounds them to 32 bits.
+inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+#else
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
+#endif
+}
+/// Stores lanes, which are in the range of int16.
+inline void store_i16(std::int16_t* p, I32x16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
+}
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

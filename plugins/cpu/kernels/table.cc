@@ -17,6 +17,7 @@ extern const Kernels kTable = {
     act_mul,
     add,
     softcap,
+    dot_rows,
 };
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

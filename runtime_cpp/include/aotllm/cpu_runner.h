@@ -29,13 +29,17 @@ class CpuRunner final : public ModelRunner {
   ~CpuRunner() override;
 
   const ModelShape& shape() const override;
-  void allocate_kv(std::int32_t num_blocks) override;
+  /// Entries of groups that the engine does not have are ignored.
+  void allocate_kv(const KvAllocation& allocation) override;
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override;
-  void copy_block(BlockId from, BlockId to) override;
+  void copy_blocks(std::span<const BlockCopy> copies) override;
+  void load_adapter(AdapterId id, const Adapter& adapter) override;
+  void unload_adapter(AdapterId id) override;
+  std::int64_t adapter_bytes() const noexcept override;
 
   int num_threads() const noexcept;
-  /// Blocks of `allocate_kv`; 0 before it.
-  std::int32_t num_blocks() const noexcept;
+  /// What `allocate_kv` reserved; zeros before it.
+  const KvAllocation& kv_allocation() const noexcept;
 
  private:
   struct Impl;

@@ -1,24 +1,47 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "aotllm/errors.h"
+
 namespace aotllm {
+
+struct Adapter;
 
 using TokenId = std::int32_t;
 using BlockId = std::int32_t;
+
+/// Identifies a loaded adapter; never reused in a process's life. 0 = the bare model.
+using AdapterId = std::int32_t;
+
+/// No block: the position has left the window of its group, and its K and V are gone.
+inline constexpr BlockId kNoBlock = -1;
+
+/// Most groups of layers that a model may have.
+inline constexpr int kMaxKvGroups = 4;
+
+/// A number of KV blocks for each group.
+using BlockCounts = std::array<std::int32_t, kMaxKvGroups>;
+
+/// Layers that see equally far back, so that their K and V of a block of tokens live and die together.
+struct KvGroupShape {
+  std::int32_t window = 0;           ///< a token at p sees (p - window, p]; 0 = all before it
+  std::int64_t bytes_per_block = 0;  ///< of one block over the group's layers, K and V
+};
 
 /// What the manager must know of a loaded engine.
 struct ModelShape {
   std::int32_t vocab_size = 0;
   std::int32_t num_layers = 0;
-  std::int32_t max_seq_len = 0;         ///< longest sequence, prompt + generated
-  std::int32_t max_num_tokens = 0;      ///< most tokens in one step, over all sequences
-  std::int32_t max_batch_size = 0;      ///< most sequences in one step
-  std::int32_t tokens_per_block = 0;    ///< KV block size in tokens
-  std::int64_t kv_bytes_per_block = 0;  ///< bytes of one KV block over all layers, K and V
+  std::int32_t max_seq_len = 0;           ///< longest sequence, prompt + generated
+  std::int32_t max_num_tokens = 0;        ///< most tokens in one step, over all sequences
+  std::int32_t max_batch_size = 0;        ///< most sequences in one step
+  std::int32_t tokens_per_block = 0;      ///< KV block size in tokens
+  std::vector<KvGroupShape> kv_groups{};  ///< 1 to kMaxKvGroups; full attention first, then by window, largest first
 };
 
 /// Which rows of a sequence's tokens need logits.
@@ -30,10 +53,34 @@ enum class LogitsMode : std::uint8_t {
 
 /// One sequence's part of a step: a context chunk, or one token (plus drafts) of a generation.
 struct SequenceStep {
-  std::span<const TokenId> tokens;       ///< tokens to run, at positions start_position, start_position + 1, …
-  std::int32_t start_position = 0;       ///< tokens already in the KV cache
-  std::span<const BlockId> block_table;  ///< covers positions [0, start_position + tokens.size())
+  std::span<const TokenId> tokens;  ///< tokens to run, at positions start_position, start_position + 1, …
+  std::int32_t start_position = 0;  ///< tokens already in the KV cache
+  /// By group: entry i holds positions [i · tokens_per_block, (i + 1) · tokens_per_block), and the entries cover
+  /// [0, start_position + tokens.size()). Entries that no token of the step sees may be kNoBlock.
+  std::array<std::span<const BlockId>, kMaxKvGroups> block_tables{};
   LogitsMode logits = LogitsMode::kLast;
+  AdapterId adapter = 0;
+};
+
+/// Where KV blocks are: the device's memory, which steps read and write, or the host's, which only keeps them. Each
+/// numbers its blocks from 0.
+enum class KvTier : std::uint8_t { kDevice, kHost };
+
+/// A copy of the K and V of one block, over all layers of a group.
+struct BlockCopy {
+  std::int32_t group = 0;
+  KvTier from_tier = KvTier::kDevice;
+  BlockId from = 0;
+  KvTier to_tier = KvTier::kDevice;
+  BlockId to = 0;
+
+  friend bool operator==(const BlockCopy&, const BlockCopy&) = default;
+};
+
+/// Blocks to reserve, by group and tier.
+struct KvAllocation {
+  BlockCounts device_blocks{};
+  BlockCounts host_blocks{};  ///< 0 = no host tier
 };
 
 /// Logits of one step; reused from step to step.
@@ -57,17 +104,33 @@ class ModelRunner {
 
   virtual const ModelShape& shape() const = 0;
 
-  /// Reserves KV memory for block ids [0, num_blocks). Called once, before the first step. Throws
-  /// Error(kInvalidRequest) where the memory cannot be had.
-  virtual void allocate_kv(std::int32_t num_blocks) = 0;
+  /// Reserves KV memory. Called once, before the first step. Throws Error(kInvalidRequest) where the memory cannot be
+  /// had.
+  virtual void allocate_kv(const KvAllocation& allocation) = 0;
 
   /// Runs all tokens of `sequences`: writes their K and V into their blocks and the logits asked for into `outputs`.
-  /// Preconditions: 1 ≤ total tokens ≤ max_num_tokens, token ids in [0, vocab_size), block tables long enough.
+  /// Preconditions: 1 ≤ total tokens ≤ max_num_tokens, token ids in [0, vocab_size), block tables long enough,
+  /// adapters loaded.
   /// Throws Error(kInternal) where one is broken.
   virtual void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) = 0;
 
-  /// Copies the K and V of a block (copy-on-write of a shared, partly filled block).
-  virtual void copy_block(BlockId from, BlockId to) = 0;
+  /// Copies blocks, in order. No step runs meanwhile. Throws Error(kInternal) for an id that is out of range.
+  virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
+
+  /// Makes `adapter` available to steps as `id`, at least 1 and not loaded. Called between steps, by the thread that
+  /// steps; either it is loaded or nothing has changed. Throws Error(kInvalidRequest) where it does not fit the model
+  /// or the target has no adapters, Error(kInternal) for such an id, std::bad_alloc.
+  virtual void load_adapter(AdapterId /*id*/, const Adapter& /*adapter*/) {
+    throw Error(ErrorKind::kInvalidRequest, "this target has no adapters", "adapter");
+  }
+
+  /// Frees a loaded adapter; likewise between steps. Throws Error(kInternal) for an id that is not loaded.
+  virtual void unload_adapter(AdapterId /*id*/) {
+    throw Error(ErrorKind::kInvalidRequest, "this target has no adapters", "adapter");
+  }
+
+  /// Bytes of memory that loaded adapters take, with what steps need for them.
+  virtual std::int64_t adapter_bytes() const noexcept { return 0; }
 };
 
 }  // namespace aotllm

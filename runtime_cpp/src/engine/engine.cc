@@ -20,7 +20,10 @@ ModelShape shape_of(const Plan& plan) {
   shape.max_num_tokens = plan.max_num_tokens;
   shape.max_batch_size = plan.max_batch_size;
   shape.tokens_per_block = plan.kv.tokens_per_block;
-  for (const KvLayer& layer : plan.kv.layers) shape.kv_bytes_per_block += 2 * plan.kv.block_bytes(layer);
+  for (const KvGroup& group : plan.kv.groups) {
+    KvGroupShape& out = shape.kv_groups.emplace_back(KvGroupShape{group.window, 0});
+    for (const int layer : group.layers) out.bytes_per_block += 2 * plan.kv.block_bytes(plan.kv.layers[layer]);
+  }
   return shape;
 }
 

@@ -12,7 +12,6 @@ namespace {
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxLayers = 4096;
 constexpr std::int64_t kMaxHeads = 4096;
-constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kMaxTokensPerBlock = 1024;
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
 
@@ -72,7 +71,7 @@ void read_rope(const JsonField& root, PlanReader& reader) {
     field.only({"inv_freq", "attention_factor"});
     const JsonField name = field.at("inv_freq");
     const auto size = static_cast<std::int64_t>(reader.tensor(name).bytes.size() / sizeof(float));
-    if (size < 1 || size > kMaxHeadDim / 2) name.fail(cat("1 to ", kMaxHeadDim / 2, " values"), cat(size));
+    if (size < 1 || size > cpu::kMaxHeadDim / 2) name.fail(cat("1 to ", cpu::kMaxHeadDim / 2, " values"), cat(size));
     RopeTable table;
     table.inv_freq = reader.vector(name, size);
     table.attention_factor = static_cast<float>(field.at("attention_factor").number(1e-6, 1e6));
@@ -86,26 +85,31 @@ void read_kv(const JsonField& root, Plan& plan) {
   const JsonField dtype = kv.at("dtype");
   if (dtype.string() == "f16") {
     plan.kv.dtype = cpu::KvType::kF16;
+  } else if (dtype.string() == "int8") {
+    plan.kv.dtype = cpu::KvType::kI8;
   } else if (dtype.string() != "f32") {
-    dtype.fail("f32 or f16");
+    dtype.fail("f32, f16 or int8");
   }
   const JsonField tokens = kv.at("tokens_per_block");
   plan.kv.tokens_per_block = static_cast<int>(tokens.integer(16, kMaxTokensPerBlock));
   if (plan.kv.tokens_per_block % 16 != 0) tokens.fail("a multiple of 16");
 
   const JsonField layers = kv.at("layers");
-  if (layers.size() > kMaxLayers) layers.fail(cat("at most ", kMaxLayers, " layers"));
+  if (layers.size() < 1 || layers.size() > kMaxLayers) {
+    layers.fail(cat("1 to ", kMaxLayers, " layers"), cat(layers.size()));
+  }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const JsonField field = layers[i];
     field.only({"num_kv_heads", "head_dim", "window"});
     KvLayer layer;
     layer.num_kv_heads = static_cast<int>(field.at("num_kv_heads").integer(1, kMaxHeads));
     const JsonField head_dim = field.at("head_dim");
-    layer.head_dim = static_cast<int>(head_dim.integer(8, kMaxHeadDim));
+    layer.head_dim = static_cast<int>(head_dim.integer(8, cpu::kMaxHeadDim));
     if (layer.head_dim % 8 != 0) head_dim.fail("a multiple of 8");
     layer.window = static_cast<int>(field.at("window").integer(0, kMaxDimension));
     plan.kv.layers.push_back(layer);
   }
+  assign_kv_groups(plan.kv, plan.max_seq_len);
 }
 
 LinearSegment read_segment(const JsonField& field, const PlanReader& reader, const Linear& linear) {

@@ -48,17 +48,24 @@ struct KvLayer {
   int num_kv_heads = 0;
   int head_dim = 0;
   int window = 0;  ///< tokens; 0 = all
+  int group = 0;   ///< indexes KvPlan::groups
+};
+
+/// Layers whose blocks live and die together.
+struct KvGroup {
+  int window = 0;  ///< the largest of its layers; 0 = all
+  std::vector<int> layers;
 };
 
 struct KvPlan {
   cpu::KvType dtype = cpu::KvType::kF32;
   int tokens_per_block = 0;
   std::vector<KvLayer> layers;
+  std::vector<KvGroup> groups;  ///< as ModelShape::kv_groups
 
-  std::int64_t element_bytes() const noexcept { return dtype == cpu::KvType::kF16 ? 2 : 4; }
   /// Bytes of K (or of V) of one block of a layer.
   std::int64_t block_bytes(const KvLayer& layer) const noexcept {
-    return element_bytes() * layer.num_kv_heads * layer.head_dim * tokens_per_block;
+    return layer.num_kv_heads * static_cast<std::int64_t>(cpu::kv_head_bytes(dtype, layer.head_dim, tokens_per_block));
   }
 };
 
@@ -156,6 +163,11 @@ struct Plan {
     return std::int64_t{4} * max_num_tokens * buffer.width;
   }
 };
+
+/// Puts each layer of `kv` into a group: full attention first, then by window, largest first. A window that reaches
+/// over `max_seq_len` is none. Where there are more windows than kMaxKvGroups allows, the smallest join the last group,
+/// whose blocks are then kept for longer than those layers see.
+void assign_kv_groups(KvPlan& kv, int max_seq_len);
 
 /// Reads `__metadata__["plan"]` and proves that nothing which a step does with it can leave its memory: sizes of
 /// tensors, widths of buffers, offsets in the arena, KV geometry, order of ops. Throws Error(kEngine) naming file,

@@ -7,6 +7,7 @@
 #include "engine/plan.h"
 #include "kernels.h"
 #include "runner/kv_pool.h"
+#include "runner/lora.h"
 #include "runner/ops.h"
 #include "runner/step_batch.h"
 #include "runner/workspace.h"
@@ -44,7 +45,8 @@ struct CpuRunner::Impl {
         units(layer_units(engine.plan())),
         pool(resolve_threads(options.num_threads)),
         space(engine.plan(), units, pool.num_threads()),
-        batch(engine.shape()) {}
+        batch(engine.shape()),
+        lora(engine.plan()) {}
 
   Engine engine;
   const cpu::Kernels& kernels;
@@ -52,6 +54,7 @@ struct CpuRunner::Impl {
   ThreadPool pool;
   Workspace space;
   StepBatch batch;
+  Lora lora;
   KvPool kv;
 };
 
@@ -68,28 +71,40 @@ const ModelShape& CpuRunner::shape() const {
 int CpuRunner::num_threads() const noexcept {
   return impl_->pool.num_threads();
 }
-std::int32_t CpuRunner::num_blocks() const noexcept {
-  return impl_->kv.num_blocks();
+const KvAllocation& CpuRunner::kv_allocation() const noexcept {
+  return impl_->kv.allocation();
 }
 
-void CpuRunner::allocate_kv(std::int32_t num_blocks) {
-  if (impl_->kv.num_blocks() != 0) throw Error(ErrorKind::kInternal, "allocate_kv: called a second time");
-  impl_->kv = KvPool(impl_->engine.plan().kv, num_blocks);
+void CpuRunner::allocate_kv(const KvAllocation& allocation) {
+  if (impl_->kv.allocation().device_blocks[0] != 0)
+    throw Error(ErrorKind::kInternal, "allocate_kv: called a second time");
+  impl_->kv = KvPool(impl_->engine.plan().kv, allocation);
 }
 
-void CpuRunner::copy_block(BlockId from, BlockId to) {
-  impl_->kv.copy_block(from, to);
+void CpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
+  impl_->kv.copy_blocks(copies);
+}
+
+void CpuRunner::load_adapter(AdapterId id, const Adapter& adapter) {
+  impl_->lora.load(id, adapter);
+}
+void CpuRunner::unload_adapter(AdapterId id) {
+  impl_->lora.unload(id);
+}
+std::int64_t CpuRunner::adapter_bytes() const noexcept {
+  return impl_->lora.bytes();
 }
 
 void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outputs) {
   Impl& impl = *impl_;
   const Plan& plan = impl.engine.plan();
-  impl.batch.assign(sequences, impl.kv.num_blocks());
+  impl.batch.assign(sequences, impl.kv.allocation().device_blocks);
+  impl.lora.assign(sequences);
   outputs.vocab_size = plan.vocab_size;
   outputs.logits.resize(impl.batch.logit_rows().size() * static_cast<std::size_t>(plan.vocab_size));
 
-  const StepContext context{plan,       impl.kernels,          impl.units, impl.space, impl.kv,
-                            impl.batch, outputs.logits.data(), impl.pool};
+  const StepContext context{plan,      impl.kernels,          impl.units, impl.space, impl.kv, impl.batch,
+                            impl.lora, outputs.logits.data(), impl.pool};
   impl.pool.parallel([&](int index, int count) {
     const Worker worker{context, index, count};
     compute_rope(worker);

@@ -2,50 +2,116 @@
 
 #include <cstring>
 #include <new>
+#include <optional>
+#include <string>
 
 #include "aotllm/errors.h"
 #include "support/free_memory.h"
 #include "support/strings.h"
 
 namespace aotllm {
+namespace {
 
-KvPool::KvPool(const KvPlan& plan, std::int32_t num_blocks) : num_blocks_(num_blocks) {
-  if (num_blocks < 1) {
-    throw Error(ErrorKind::kInvalidRequest, cat("num_blocks: expected at least 1 KV block, got ", num_blocks),
-                "num_blocks");
-  }
-  std::int64_t bytes = 0;
+/// Bytes of all blocks; nullopt above 2^63.
+std::optional<std::int64_t> kv_bytes(const KvPlan& plan, const BlockCounts& num_blocks) {
+  std::int64_t total = 0;
   bool overflow = false;
   for (const KvLayer& layer : plan.layers) {
-    const std::int64_t stride = plan.block_bytes(layer);
-    layers_.push_back({bytes, stride, stride / layer.num_kv_heads});
-    std::int64_t layer_bytes = 0;
-    overflow |= __builtin_mul_overflow(2 * stride, std::int64_t{num_blocks}, &layer_bytes);
-    overflow |= __builtin_add_overflow(bytes, layer_bytes, &bytes);
+    std::int64_t bytes = 0;
+    overflow |= __builtin_mul_overflow(2 * plan.block_bytes(layer), std::int64_t{num_blocks[layer.group]}, &bytes);
+    overflow |= __builtin_add_overflow(total, bytes, &total);
   }
+  if (overflow) return std::nullopt;
+  return total;
+}
+
+/// The first `num_groups` counts, the others 0. Throws Error(kInvalidRequest) for one below `least`.
+BlockCounts checked(const BlockCounts& counts, std::size_t num_groups, std::int32_t least, const char* what) {
+  BlockCounts result{};
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    if (counts[group] < least) {
+      throw Error(
+          ErrorKind::kInvalidRequest,
+          cat("num_blocks: expected at least ", least, ' ', what, " for KV group ", group, ", got ", counts[group]),
+          "num_blocks");
+    }
+    result[group] = counts[group];
+  }
+  return result;
+}
+
+std::string describe(const BlockCounts& counts, std::size_t num_groups) {
+  std::string text;
+  for (std::size_t group = 0; group < num_groups; ++group) text += cat(group == 0 ? "" : " + ", counts[group]);
+  return text;
+}
+
+}  // namespace
+
+KvMemory::KvMemory(const KvPlan& plan, const BlockCounts& num_blocks) {
+  std::int64_t bytes = 0;
+  for (const KvLayer& layer : plan.layers) {
+    const std::int64_t stride = plan.block_bytes(layer);
+    layers_.push_back({bytes, stride, stride / layer.num_kv_heads, num_blocks[layer.group]});
+    bytes += 2 * stride * num_blocks[layer.group];
+  }
+  memory_ = PageBuffer(static_cast<std::size_t>(bytes));
+}
+
+KvPool::KvPool(const KvPlan& plan, const KvAllocation& allocation) {
+  const std::size_t num_groups = plan.groups.size();
+  for (const KvGroup& group : plan.groups) group_layers_.push_back(group.layers);
+  allocation_.device_blocks = checked(allocation.device_blocks, num_groups, 1, "KV block");
+  allocation_.host_blocks = checked(allocation.host_blocks, num_groups, 0, "host blocks");
+
+  const auto device_bytes = kv_bytes(plan, allocation_.device_blocks);
+  const auto host_bytes = kv_bytes(plan, allocation_.host_blocks);
+  std::int64_t bytes = 0;
+  const bool overflow = !device_bytes || !host_bytes || __builtin_add_overflow(*device_bytes, *host_bytes, &bytes);
   // The kernel hands out pages that it does not have and kills the process that touches them: ask it beforehand.
   const std::int64_t available = free_memory().value_or(INT64_MAX);
   try {
     if (overflow || bytes > available) throw std::bad_alloc();
-    memory_ = PageBuffer(static_cast<std::size_t>(bytes));
+    device_ = KvMemory(plan, allocation_.device_blocks);
+    host_ = KvMemory(plan, allocation_.host_blocks);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::kInvalidRequest,
-                cat("no memory for ", num_blocks, " KV blocks (", overflow ? "more than 2^63" : std::to_string(bytes),
-                    " bytes, ", available, " are free); ask for fewer blocks"),
+                cat("no memory for ", describe(allocation_.device_blocks, num_groups), " KV blocks and ",
+                    describe(allocation_.host_blocks, num_groups), " host blocks (",
+                    overflow ? "more than 2^63" : std::to_string(bytes), " bytes, ", available,
+                    " are free); ask for fewer blocks"),
                 "num_blocks");
   }
 }
 
-void KvPool::copy_block(BlockId from, BlockId to) {
-  if (from < 0 || from >= num_blocks_ || to < 0 || to >= num_blocks_) {
+void KvPool::check(const BlockCopy& copy) const {
+  if (copy.group < 0 || copy.group >= std::ssize(group_layers_)) {
     throw Error(ErrorKind::kInternal,
-                cat("copy_block: expected ids in [0, ", num_blocks_, "), got ", from, " and ", to));
+                cat("copy_blocks: expected a KV group in [0, ", group_layers_.size(), "), got ", copy.group));
   }
-  if (from == to) return;
-  for (int layer = 0; layer < static_cast<int>(layers_.size()); ++layer) {
-    const auto bytes = static_cast<std::size_t>(block_stride(layer));
-    std::memcpy(k(layer, to, 0), k(layer, from, 0), bytes);
-    std::memcpy(v(layer, to, 0), v(layer, from, 0), bytes);
+  const auto check_id = [&](KvTier tier, BlockId block) {
+    const bool on_device = tier == KvTier::kDevice;
+    const std::int32_t count = (on_device ? allocation_.device_blocks : allocation_.host_blocks)[copy.group];
+    if (block < 0 || block >= count) {
+      throw Error(ErrorKind::kInternal, cat("copy_blocks: expected ", on_device ? "device" : "host", " ids in [0, ",
+                                            count, ") of KV group ", copy.group, ", got ", block));
+    }
+  };
+  check_id(copy.from_tier, copy.from);
+  check_id(copy.to_tier, copy.to);
+}
+
+void KvPool::copy_blocks(std::span<const BlockCopy> copies) {
+  for (const BlockCopy& copy : copies) check(copy);
+  for (const BlockCopy& copy : copies) {
+    if (copy.from_tier == copy.to_tier && copy.from == copy.to) continue;
+    const KvMemory& from = memory(copy.from_tier);
+    const KvMemory& to = memory(copy.to_tier);
+    for (const int layer : group_layers_[copy.group]) {
+      const auto bytes = static_cast<std::size_t>(from.block_stride(layer));
+      std::memcpy(to.k(layer, copy.to, 0), from.k(layer, copy.from, 0), bytes);
+      std::memcpy(to.v(layer, copy.to, 0), from.v(layer, copy.from, 0), bytes);
+    }
   }
 }
 

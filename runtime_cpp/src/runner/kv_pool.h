@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "aotllm/model_runner.h"
@@ -9,41 +10,64 @@
 
 namespace aotllm {
 
-/// The KV memory of one rank: for each layer the K of all blocks, then their V, each block
-/// `[num_kv_heads][head_dim · tokens_per_block]` in the kernels' layout (`cpu::AttentionArgs`). Blocks of a layer are
-/// equally far apart, so a kernel walks them by a block table and one stride.
-class KvPool {
+/// The KV blocks of one tier. For each layer the K of all its group's blocks, then their V, each block
+/// `[num_kv_heads][one head's K or V]` in the kernels' layout (`cpu::AttentionArgs`). Blocks of a layer are equally far
+/// apart, so that a kernel walks them by a block table and one stride.
+class KvMemory {
  public:
-  KvPool() = default;
-  /// Throws Error(kInvalidRequest) for a number of blocks that is not positive or for which there is no memory.
-  KvPool(const KvPlan& plan, std::int32_t num_blocks);
+  KvMemory() = default;
+  /// Throws std::bad_alloc where the address space cannot be had. `num_blocks` as `kv_bytes` has found to be sound.
+  KvMemory(const KvPlan& plan, const BlockCounts& num_blocks);
 
-  std::int32_t num_blocks() const noexcept { return num_blocks_; }
   /// Bytes from a block to the next.
   std::int64_t block_stride(int layer) const noexcept { return layers_[layer].block_stride; }
-  std::uint8_t* k(int layer, BlockId block, int kv_head) const noexcept { return at(layer, block, kv_head, 0); }
+  std::uint8_t* k(int layer, BlockId block, int kv_head) const noexcept { return at(layers_[layer], block, kv_head); }
   std::uint8_t* v(int layer, BlockId block, int kv_head) const noexcept {
-    return at(layer, block, kv_head, num_blocks_);
+    return at(layers_[layer], layers_[layer].num_blocks + std::int64_t{block}, kv_head);
   }
-
-  /// Throws Error(kInternal) for an id out of range.
-  void copy_block(BlockId from, BlockId to);
 
  private:
   struct Layer {
     std::int64_t offset = 0;
     std::int64_t block_stride = 0;
     std::int64_t head_stride = 0;
+    std::int64_t num_blocks = 0;
   };
 
-  std::uint8_t* at(int layer, BlockId block, int kv_head, std::int64_t first_block) const noexcept {
-    const Layer& l = layers_[layer];
-    return memory_.data() + l.offset + (first_block + block) * l.block_stride + kv_head * l.head_stride;
+  std::uint8_t* at(const Layer& layer, std::int64_t block, int kv_head) const noexcept {
+    return memory_.data() + layer.offset + block * layer.block_stride + kv_head * layer.head_stride;
   }
 
   std::vector<Layer> layers_;
   PageBuffer memory_;
-  std::int32_t num_blocks_ = 0;
+};
+
+/// The KV memory of one rank: blocks of each group on the device, which steps use, and on the host, which only keeps
+/// them.
+class KvPool {
+ public:
+  KvPool() = default;
+  /// Throws Error(kInvalidRequest) for numbers of blocks that are not positive (negative, on the host) or for which
+  /// there is no memory.
+  KvPool(const KvPlan& plan, const KvAllocation& allocation);
+
+  /// Zero for groups that the plan does not have.
+  const KvAllocation& allocation() const noexcept { return allocation_; }
+  std::int64_t block_stride(int layer) const noexcept { return device_.block_stride(layer); }
+  std::uint8_t* k(int layer, BlockId block, int kv_head) const noexcept { return device_.k(layer, block, kv_head); }
+  std::uint8_t* v(int layer, BlockId block, int kv_head) const noexcept { return device_.v(layer, block, kv_head); }
+
+  /// As ModelRunner::copy_blocks. Copies nothing where one of them is out of range.
+  void copy_blocks(std::span<const BlockCopy> copies);
+
+ private:
+  void check(const BlockCopy& copy) const;
+  const KvMemory& memory(KvTier tier) const noexcept { return tier == KvTier::kDevice ? device_ : host_; }
+
+  std::vector<std::vector<int>> group_layers_;
+  KvAllocation allocation_;
+  KvMemory device_;
+  KvMemory host_;
 };
 
 }  // namespace aotllm

@@ -8,7 +8,7 @@ namespace aotllm {
 namespace {
 
 int segment_panels(const LinearSegment& segment) {
-  return (segment.weights.n + cpu::kPanelRows - 1) / cpu::kPanelRows;
+  return panels_of(segment.weights.n);
 }
 
 const LinearSegment& segment_of_row(const Linear& linear, int row) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "kernels.h"
 #include "runner/kv_pool.h"
 #include "runner/linear.h"
+#include "runner/lora.h"
 #include "runner/step_batch.h"
 #include "runner/workspace.h"
 
@@ -21,6 +23,7 @@ struct StepContext {
   const Workspace& space;
   const KvPool& kv;
   const StepBatch& batch;
+  const Lora& lora;
   float* logits;  ///< [logit rows, vocab_size]
   ThreadPool& pool;
 };
@@ -43,11 +46,19 @@ struct Input {
   float eps = 0.0f;
   std::span<const std::int32_t> pick;  ///< rows of x to take, in order; empty = the first `rows`
   int rows = 0;
+
+  /// Linears read a changed copy of x, not x itself.
+  bool copied() const noexcept { return !norm.empty() || !pick.empty(); }
 };
 
-/// Normalizes and quantizes an op's input, once per distinct row, in the forms that its linears read. A single row is
-/// prepared by every thread for itself (cheaper than a barrier); more rows are shared out and end with a barrier.
-cpu::Activations prepare(const Worker& worker, const Input& input, bool need_float, bool need_block);
+/// Normalizes and quantizes an op's input, once per distinct row, in the forms that its `linears` read. A single row is
+/// prepared by every thread for itself (cheaper than a barrier); more rows are shared out and end with a barrier. Where
+/// rows have an adapter that updates the linears, its A · x is computed, too, with a barrier more for few rows.
+cpu::Activations prepare(const Worker& worker, const Input& input, std::initializer_list<int> linears);
+
+/// The products of a tile of linear `linear`, as `multiply`, with what adapters add to them.
+void product(const Worker& worker, int linear, const cpu::Activations& a, const Tile& tile, float* y,
+             std::ptrdiff_t y_stride);
 
 /// cos and sin of every row's position, for each RoPE table. No barrier at the end: the embedding that follows has one.
 void compute_rope(const Worker& worker);

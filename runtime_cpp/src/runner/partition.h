@@ -27,6 +27,11 @@ inline int row_tiles(int rows) {
   return (rows + kTileRows - 1) / kTileRows;
 }
 
+/// Panels of `rows` rows of weights.
+inline int panels_of(int rows) {
+  return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
+}
+
 /// Panels of a linear and rows of its input.
 struct Tile {
   int panel_begin = 0;

@@ -1,5 +1,7 @@
 #include "runner/step_batch.h"
 
+#include <algorithm>
+
 #include "aotllm/errors.h"
 #include "support/strings.h"
 
@@ -17,11 +19,11 @@ StepBatch::StepBatch(const ModelShape& shape) : shape_(shape) {
   const auto rows = static_cast<std::size_t>(shape.max_num_tokens);
   tokens_.reserve(rows);
   positions_.reserve(rows);
-  block_tables_.reserve(rows);
+  sequences_.reserve(rows);
   logit_rows_.reserve(rows);
 }
 
-void StepBatch::check(const SequenceStep& sequence, std::size_t index, std::int32_t num_blocks) const {
+void StepBatch::check(const SequenceStep& sequence, std::size_t index) const {
   const auto length = static_cast<std::int64_t>(sequence.tokens.size());
   if (sequence.start_position < 0 || sequence.start_position + length > shape_.max_seq_len) {
     fail("sequence ", index, ": expected positions in [0, ", shape_.max_seq_len, "), got ", length, " tokens from ",
@@ -32,23 +34,34 @@ void StepBatch::check(const SequenceStep& sequence, std::size_t index, std::int3
       fail("sequence ", index, ": expected token ids in [0, ", shape_.vocab_size, "), got ", token);
     }
   }
-  const std::int64_t blocks =
-      (sequence.start_position + length + shape_.tokens_per_block - 1) / shape_.tokens_per_block;
-  if (static_cast<std::int64_t>(sequence.block_table.size()) < blocks) {
-    fail("sequence ", index, ": expected a block table of at least ", blocks, " blocks, got ",
-         sequence.block_table.size());
+}
+
+// Attention reads K in tiles of 16 tokens and V by the token, both of blocks that hold a visible token only: a tile
+// never reaches over a block. So exactly the entries from the first token's window to the last token are looked at.
+void StepBatch::check_blocks(const SequenceStep& sequence, std::size_t index, int group,
+                             std::int32_t num_blocks) const {
+  const std::span<const BlockId> table = sequence.block_tables[group];
+  const std::int32_t window = shape_.kv_groups[group].window;
+  const std::int32_t end_position = sequence.start_position + static_cast<std::int32_t>(sequence.tokens.size());
+  const std::int32_t first_seen = window == 0 ? 0 : std::max(0, sequence.start_position - window + 1);
+  const std::int32_t begin = first_seen / shape_.tokens_per_block;
+  const std::int32_t end = (end_position - 1) / shape_.tokens_per_block + 1;
+  if (std::ssize(table) < end) {
+    fail("sequence ", index, ", KV group ", group, ": expected a block table of at least ", end, " blocks, got ",
+         table.size());
   }
-  for (const BlockId block : sequence.block_table.first(static_cast<std::size_t>(blocks))) {
-    if (block < 0 || block >= num_blocks) {
-      fail("sequence ", index, ": expected block ids in [0, ", num_blocks, "), got ", block);
+  for (std::int32_t i = begin; i < end; ++i) {
+    if (table[i] < 0 || table[i] >= num_blocks) {
+      fail("sequence ", index, ", KV group ", group, ": expected block ids in [0, ", num_blocks, "), got ", table[i],
+           " at ", i);
     }
   }
 }
 
-void StepBatch::assign(std::span<const SequenceStep> sequences, std::int32_t num_blocks) {
+void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCounts& num_blocks) {
   tokens_.clear();
   positions_.clear();
-  block_tables_.clear();
+  sequences_.clear();
   logit_rows_.clear();
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const SequenceStep& sequence = sequences[i];
@@ -57,7 +70,10 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, std::int32_t num
     if (length > static_cast<std::size_t>(shape_.max_num_tokens) - tokens_.size()) {
       fail("expected at most ", shape_.max_num_tokens, " tokens, got more");
     }
-    check(sequence, i, num_blocks);
+    check(sequence, i);
+    for (int group = 0; group < static_cast<int>(shape_.kv_groups.size()); ++group) {
+      check_blocks(sequence, i, group, num_blocks[group]);
+    }
     for (std::size_t t = 0; t < length; ++t) {
       const bool last = t + 1 == length;
       if (sequence.logits == LogitsMode::kAll || (sequence.logits == LogitsMode::kLast && last)) {
@@ -65,7 +81,7 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, std::int32_t num
       }
       tokens_.push_back(sequence.tokens[t]);
       positions_.push_back(sequence.start_position + static_cast<std::int32_t>(t));
-      block_tables_.push_back(sequence.block_table.data());
+      sequences_.push_back(&sequence);
     }
   }
   if (tokens_.empty()) fail("expected at least 1 token, got none");

@@ -16,6 +16,7 @@ from aotllm.builder.config import RopeConfig
 from aotllm.builder.models import trace
 from aotllm.builder.passes import arena_plan, run_passes
 from aotllm.builder.targets.cpu.lowering import Lowered, engine_name, lower
+from aotllm.builder.targets.cpu.plan import kv_bytes_per_token
 from aotllm.errors import Internal, UnsupportedModel
 from tests.builder.fakes import (
     CONFIGS,
@@ -191,6 +192,12 @@ def test_plan_states_the_limits_and_five_ops_per_layer():
         "layers": [{"num_kv_heads": 2, "head_dim": 16, "window": window} for window in (5, 5, 0)],
     }
     assert [op["rope"] for op in plan["ops"] if op["op"] == "norm_qkv_rope"] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("f32", 64), ("f16", 32), ("int8", 16 + 4)])
+def test_bytes_of_the_cache_follow_its_type(kv_dtype, head_bytes):
+    kv = lowered(UnreadableCheckpoint(CONFIGS["gemma3"]), kv_dtype=kv_dtype).plan["kv"]
+    assert kv_bytes_per_token(kv) == 3 * 2 * 2 * head_bytes  # layers, K and V, heads of 16
 
 
 def test_ops_have_exactly_the_fields_that_they_use():

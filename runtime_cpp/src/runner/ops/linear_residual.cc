@@ -13,7 +13,7 @@ void add_product(const Worker& worker, const LinearResidualOp& op, const Linear&
   const auto run_tile = [&](const Tile& tile) {
     const int column = row_of_panel(linear, tile.panel_begin);
     const int width = row_of_panel(linear, tile.panel_end) - column;
-    multiply(step.kernels, linear, a, tile, y, width);
+    product(worker, op.linear, a, tile, y, width);
     for (int row = tile.row_begin; row < tile.row_end; ++row) {
       float* product = y + std::ptrdiff_t{row - tile.row_begin} * width;
       const std::ptrdiff_t at = std::ptrdiff_t{row} * linear.n + column;
@@ -33,7 +33,7 @@ void add_normed_product(const Worker& worker, const LinearResidualOp& op, const 
   float* y = step.space.unnormalized();  // [rows, n]
   for_each_tile(linear.panels, step.batch.rows(), worker.index, worker.count, [&](const Tile& tile) {
     const std::ptrdiff_t at = std::ptrdiff_t{tile.row_begin} * linear.n + row_of_panel(linear, tile.panel_begin);
-    multiply(step.kernels, linear, a, tile, y + at, linear.n);
+    product(worker, op.linear, a, tile, y + at, linear.n);
   });
   worker.barrier();
 
@@ -51,8 +51,8 @@ void add_normed_product(const Worker& worker, const LinearResidualOp& op, const 
 void run(const Worker& worker, const LinearResidualOp& op) {
   const StepContext& step = worker.step;
   const Linear& linear = step.plan.linears[op.linear];
-  const cpu::Activations a = prepare(worker, {step.space.buffer(op.in), linear.k, {}, 0.0f, {}, step.batch.rows()},
-                                     linear.has_float, linear.has_block);
+  const cpu::Activations a =
+      prepare(worker, {step.space.buffer(op.in), linear.k, {}, 0.0f, {}, step.batch.rows()}, {op.linear});
   if (op.post_norm.empty()) {
     add_product(worker, op, linear, a);
   } else {

@@ -9,8 +9,8 @@ void run(const Worker& worker, const LmHeadOp& op) {
   const std::span<const std::int32_t> rows = step.batch.logit_rows();
   if (rows.empty()) return;
   const int num_rows = static_cast<int>(rows.size());
-  const cpu::Activations a = prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, rows, num_rows},
-                                     linear.has_float, linear.has_block);
+  const cpu::Activations a =
+      prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, rows, num_rows}, {op.linear});
   const auto run_tile = [&](const Tile& tile) {
     const int column = row_of_panel(linear, tile.panel_begin);
     const int width = row_of_panel(linear, tile.panel_end) - column;

@@ -11,9 +11,10 @@ namespace {
 class NormQkvRope {
  public:
   NormQkvRope(const Worker& worker, const NormQkvRopeOp& op)
-      : step_(worker.step),
+      : worker_(worker),
+        step_(worker.step),
         op_(op),
-        linear_(step_.plan.linears[op.linear]),
+        group_(step_.plan.kv.layers[op.layer].group),
         rotary_half_(static_cast<int>(step_.plan.rope[op.rope].inv_freq.size())),
         tile_(worker.own().tile),
         out_(step_.space.buffer(op.out)) {}
@@ -21,7 +22,7 @@ class NormQkvRope {
   void run_unit(const QkvUnit& unit, const cpu::Activations& a, int row_begin, int row_end) const {
     for (const QkvUnit::Product& p : unit.products) {
       const Tile tile{p.panel_begin, p.panel_end, row_begin, row_end};
-      multiply(step_.kernels, linear_, a, tile, tile_ + p.column, unit.columns);
+      product(worker_, op_.linear, a, tile, tile_ + p.column, unit.columns);
     }
     for (int row = row_begin; row < row_end; ++row) {
       float* y = tile_ + std::ptrdiff_t{row - row_begin} * unit.columns;  // Q heads, K heads, V heads of the unit
@@ -44,7 +45,7 @@ class NormQkvRope {
     const int head_dim = op_.heads.head_dim;
     const int tokens_per_block = step_.plan.kv.tokens_per_block;
     const int position = step_.batch.position(row);
-    const BlockId block = step_.batch.block_table(row)[position / tokens_per_block];
+    const BlockId block = step_.batch.block_table(row, group_)[position / tokens_per_block];
     float* v = k + (unit.kv_end - unit.kv_begin) * head_dim;
     for (int head = unit.kv_begin; head < unit.kv_end; ++head, k += head_dim, v += head_dim) {
       const int k_row = op_.heads.q_width() + head * head_dim;
@@ -66,9 +67,10 @@ class NormQkvRope {
     step_.kernels.rope(x, step_.space.cos(op_.rope) + at, step_.space.sin(op_.rope) + at, rotary_half_);
   }
 
+  const Worker& worker_;
   const StepContext& step_;
   const NormQkvRopeOp& op_;
-  const Linear& linear_;
+  const int group_;  ///< of KV blocks
   const int rotary_half_;
   float* const tile_;
   float* const out_;
@@ -101,8 +103,8 @@ void run(const Worker& worker, const NormQkvRopeOp& op) {
   const StepContext& step = worker.step;
   const Linear& linear = step.plan.linears[op.linear];
   const int rows = step.batch.rows();
-  const cpu::Activations a = prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, {}, rows},
-                                     linear.has_float, linear.has_block);
+  const cpu::Activations a =
+      prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, {}, rows}, {op.linear});
 
   // Units differ in size: a thread takes those tiles whose first column lies in its share of all columns.
   const NormQkvRope task(worker, op);

@@ -15,6 +15,7 @@ void run(const Worker& worker, const PagedAttentionOp& op) {
   const std::int64_t whole = rows * heads.num_kv_heads;
   const auto parts = static_cast<int>(std::clamp<std::int64_t>((worker.count + whole - 1) / whole, 1, heads.group()));
 
+  const int kv_group = step.plan.kv.layers[op.layer].group;
   cpu::AttentionArgs args;
   args.head_dim = heads.head_dim;
   args.kv_type = step.plan.kv.dtype;
@@ -35,7 +36,7 @@ void run(const Worker& worker, const PagedAttentionOp& op) {
     args.group = static_cast<int>(group.end - group.begin);
     args.k_base = step.kv.k(op.layer, 0, kv_head);
     args.v_base = step.kv.v(op.layer, 0, kv_head);
-    args.block_table = step.batch.block_table(row);
+    args.block_table = step.batch.block_table(row, kv_group);
     args.position = step.batch.position(row);
     step.kernels.attention(args);
   }
