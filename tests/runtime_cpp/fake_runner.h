@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -13,6 +16,7 @@
 #include "aotllm/model_runner.h"
 #include "aotllm/request.h"
 #include "aotllm/sampler.h"
+#include "sampling/processors.h"
 
 namespace aotllm::testing {
 
@@ -26,18 +30,39 @@ inline std::uint64_t mix(std::uint64_t x) {  // the finalizer of SplitMix64
 /// A prompt that begins with this token makes logits of NaN.
 inline constexpr TokenId kNanToken = 1;
 
-/// What a cache slot holds in place of K and V. The hash of a sequence is that of all its slots in order.
+/// What a cache slot holds in place of K and V: which token at which position, computed by which adapter.
 struct Slot {
   TokenId token = -1;
   std::int32_t position = -1;
+  AdapterId adapter = -1;
 };
 
 inline std::uint64_t fold(std::uint64_t hash, const Slot& slot) {
-  return mix(hash ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(slot.token)) << 32 |
-                     static_cast<std::uint32_t>(slot.position)));
+  return mix(mix(hash ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(slot.token)) << 32 |
+                         static_cast<std::uint32_t>(slot.position))) ^
+             static_cast<std::uint32_t>(slot.adapter));
 }
 
-/// The fake model: logits in [0, 8) from a hash of the sequence, NaN for the poisoned ones.
+/// First position that a token at `position` sees in a group.
+inline std::int32_t first_seen(std::int32_t position, std::int32_t window) {
+  return window == 0 ? 0 : std::max(0, position - window + 1);
+}
+
+/// The fake model: what a token at `position` has of its sequence, `slot(group, position)` being what it reads. The
+/// hash covers, in each group, all that the token sees.
+template <class ReadSlot>
+std::uint64_t hash_of(const ModelShape& shape, std::int32_t position, ReadSlot&& slot) {
+  std::uint64_t hash = 0;
+  for (int group = 0; group < static_cast<int>(shape.kv_groups.size()); ++group) {
+    const std::int32_t window = shape.kv_groups[static_cast<std::size_t>(group)].window;
+    for (std::int32_t seen = first_seen(position, window); seen <= position; ++seen) {
+      hash = fold(hash, slot(group, seen));
+    }
+  }
+  return hash;
+}
+
+/// Logits in [0, 8) from a hash, NaN for the poisoned ones.
 inline void fake_logits(std::uint64_t hash, TokenId first_token, std::span<float> row) {
   for (std::size_t i = 0; i < row.size(); ++i) {
     row[i] = first_token == kNanToken ? std::numeric_limits<float>::quiet_NaN()
@@ -52,13 +77,21 @@ inline ModelShape small_shape() {
           .max_num_tokens = 32,
           .max_batch_size = 8,
           .tokens_per_block = 4,
-          .kv_bytes_per_block = 64};
+          .kv_groups = {{.window = 0, .bytes_per_block = 64}}};
+}
+
+/// A model with layers that see everything, and layers that see 10 and 6 tokens.
+inline ModelShape windowed_shape() {
+  ModelShape shape = small_shape();
+  shape.num_layers = 3;
+  shape.kv_groups = {{0, 64}, {10, 64}, {6, 64}};
+  return shape;
 }
 
 /// A runner that keeps tokens in its "KV blocks" and reads them back through the block tables: a block that is wrong,
 /// stale, shared or at the wrong place gives other tokens than `expected_output`. It also refuses steps that break the
 /// runner's contract.
-class FakeRunner final : public ModelRunner {
+class FakeRunner : public ModelRunner {
  public:
   /// Called with the number of the step (from 0) before anything else; may block or throw.
   using Hook = std::function<void(std::int64_t step)>;
@@ -68,8 +101,14 @@ class FakeRunner final : public ModelRunner {
 
   const ModelShape& shape() const override { return shape_; }
 
-  void allocate_kv(std::int32_t num_blocks) override {
-    slots_.resize(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(shape_.tokens_per_block));
+  void allocate_kv(const KvAllocation& allocation) override {
+    for (std::size_t group = 0; group < shape_.kv_groups.size(); ++group) {
+      const auto slots_of = [this](std::int32_t blocks) {
+        return static_cast<std::size_t>(blocks) * static_cast<std::size_t>(shape_.tokens_per_block);
+      };
+      device_[group].resize(slots_of(allocation.device_blocks[group]));
+      host_[group].resize(slots_of(allocation.host_blocks[group]));
+    }
   }
 
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override {
@@ -82,46 +121,94 @@ class FakeRunner final : public ModelRunner {
     for (const SequenceStep& sequence : sequences) {
       for (std::size_t i = 0; i < sequence.tokens.size(); ++i) {
         const std::int32_t position = sequence.start_position + static_cast<std::int32_t>(i);
-        slot(sequence, position) = {sequence.tokens[i], position};
+        for (int group = 0; group < num_groups(); ++group) {
+          slot(sequence, group, position) = {sequence.tokens[i], position, sequence.adapter};
+        }
       }
+      num_tokens_ += static_cast<std::int64_t>(sequence.tokens.size());
     }
     for (const SequenceStep& sequence : sequences) {
-      if (sequence.logits == LogitsMode::kLast) {
-        std::uint64_t hash = 0;
-        const auto end = sequence.start_position + static_cast<std::int32_t>(sequence.tokens.size());
-        for (std::int32_t position = 0; position < end; ++position) {
-          hash = fold(hash, slot(sequence, position));
-        }
+      const auto last = sequence.start_position + static_cast<std::int32_t>(sequence.tokens.size()) - 1;
+      const std::int32_t first = sequence.logits == LogitsMode::kNone  ? last + 1
+                                 : sequence.logits == LogitsMode::kAll ? sequence.start_position
+                                                                       : last;
+      for (std::int32_t position = first; position <= last; ++position) {
+        const std::uint64_t hash =
+            hash_of(shape_, position, [&](int group, std::int32_t seen) { return slot(sequence, group, seen); });
         outputs.logits.resize(outputs.logits.size() + static_cast<std::size_t>(shape_.vocab_size));
-        fake_logits(hash, slot(sequence, 0).token, outputs.row(outputs.rows() - 1));
+        fake_logits(hash, position == 0 ? sequence.tokens[0] : first_token(sequence), outputs.row(outputs.rows() - 1));
       }
     }
   }
 
-  void copy_block(BlockId, BlockId) override { throw std::logic_error("no block is shared yet"); }
+  void copy_blocks(std::span<const BlockCopy> copies) override {
+    for (const BlockCopy& copy : copies) {
+      for (std::int32_t i = 0; i < shape_.tokens_per_block; ++i) {
+        slot_at(copy.to_tier, copy.group, copy.to, i) = slot_at(copy.from_tier, copy.group, copy.from, i);
+      }
+      ++num_copies_;
+    }
+  }
+
+  /// Tokens run so far, over all steps.
+  std::int64_t num_tokens() const { return num_tokens_; }
+  std::int64_t num_copies() const { return num_copies_; }
+
+ protected:
+  int num_groups() const { return static_cast<int>(shape_.kv_groups.size()); }
 
  private:
-  Slot& slot(const SequenceStep& sequence, std::int32_t position) {
-    const BlockId block = sequence.block_table[static_cast<std::size_t>(position / shape_.tokens_per_block)];
-    return slots_.at(static_cast<std::size_t>(block * shape_.tokens_per_block + position % shape_.tokens_per_block));
+  Slot& slot_at(KvTier tier, std::int32_t group, BlockId block, std::int32_t offset) {
+    auto& slots = (tier == KvTier::kDevice ? device_ : host_)[static_cast<std::size_t>(group)];
+    return slots.at(static_cast<std::size_t>(block * shape_.tokens_per_block + offset));
+  }
+
+  Slot& slot(const SequenceStep& sequence, int group, std::int32_t position) {
+    const auto& table = sequence.block_tables[static_cast<std::size_t>(group)];
+    return slot_at(KvTier::kDevice, group, table[static_cast<std::size_t>(position / shape_.tokens_per_block)],
+                   position % shape_.tokens_per_block);
+  }
+
+  /// The poison is in the first token, where some group still holds it.
+  TokenId first_token(const SequenceStep& sequence) {
+    return shape_.kv_groups.front().window == 0 ? slot(sequence, 0, 0).token : -1;
   }
 
   void check_contract(std::span<const SequenceStep> sequences) const {
     std::size_t total = 0;
-    std::set<BlockId> blocks;
     for (const SequenceStep& sequence : sequences) {
       const std::size_t end = static_cast<std::size_t>(sequence.start_position) + sequence.tokens.size();
       total += sequence.tokens.size();
       require(!sequence.tokens.empty(), "a sequence without tokens");
       require(end < static_cast<std::size_t>(shape_.max_seq_len), "a sequence beyond max_seq_len");
-      require(sequence.block_table.size() * static_cast<std::size_t>(shape_.tokens_per_block) >= end,
-              "a block table that is too short");
-      for (const BlockId block : sequence.block_table) {
-        require(blocks.insert(block).second, "a block that two sequences hold");
-      }
     }
     require(total >= 1 && total <= static_cast<std::size_t>(shape_.max_num_tokens), "too many tokens");
     require(sequences.size() <= static_cast<std::size_t>(shape_.max_batch_size), "too many sequences");
+    for (int group = 0; group < num_groups(); ++group) {
+      check_blocks(sequences, group);
+    }
+  }
+
+  /// Who writes a block has it alone; all that a token sees is there.
+  void check_blocks(std::span<const SequenceStep> sequences, int group) const {
+    std::map<BlockId, int> holders;
+    for (const SequenceStep& sequence : sequences) {
+      for (const BlockId block : sequence.block_tables[static_cast<std::size_t>(group)]) {
+        holders[block] += block == kNoBlock ? 0 : 1;
+      }
+    }
+    const std::int32_t window = shape_.kv_groups[static_cast<std::size_t>(group)].window;
+    for (const SequenceStep& sequence : sequences) {
+      const auto& table = sequence.block_tables[static_cast<std::size_t>(group)];
+      const std::int32_t last = sequence.start_position + static_cast<std::int32_t>(sequence.tokens.size()) - 1;
+      require(static_cast<std::int32_t>(table.size()) * shape_.tokens_per_block > last,
+              "a block table that is too short");
+      for (std::int32_t position = first_seen(sequence.start_position, window); position <= last; ++position) {
+        const BlockId block = table[static_cast<std::size_t>(position / shape_.tokens_per_block)];
+        require(block >= 0, "no block where a token looks");
+        require(position < sequence.start_position || holders[block] == 1, "a block to write that two sequences hold");
+      }
+    }
   }
 
   static void require(bool holds, const std::string& what) {
@@ -133,7 +220,10 @@ class FakeRunner final : public ModelRunner {
   ModelShape shape_;
   Hook hook_;
   std::int64_t num_steps_ = 0;
-  std::vector<Slot> slots_;
+  std::int64_t num_tokens_ = 0;
+  std::int64_t num_copies_ = 0;
+  std::array<std::vector<Slot>, kMaxKvGroups> device_;
+  std::array<std::vector<Slot>, kMaxKvGroups> host_;
 };
 
 /// All that a request gives.
@@ -145,26 +235,29 @@ struct Output {
 
 /// What the fake model answers to `request` (with a seed, or greedy) when it has the machine to itself.
 inline Output expected_output(const Request& request, const ModelShape& shape, std::int32_t max_seq_len,
-                              const std::vector<TokenId>& eos_token_ids) {
+                              const std::vector<TokenId>& eos_token_ids, std::uint32_t sequence_index = 0) {
   const SamplingParams& params = request.sampling;
   std::vector<TokenId> tokens = request.prompt_token_ids;
+  const auto num_prompt_tokens = static_cast<std::int32_t>(tokens.size());
   const auto contains = [](const std::vector<TokenId>& ids, TokenId id) {
     return std::set(ids.begin(), ids.end()).contains(id);
   };
   Sampler sampler(shape.vocab_size);
-  LogitsProcessors no_processors;
   std::vector<float> row(static_cast<std::size_t>(shape.vocab_size));
   Output output;
   while (true) {
-    std::uint64_t hash = 0;
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      hash = fold(hash, {tokens[i], static_cast<std::int32_t>(i)});
-    }
+    const auto last = static_cast<std::int32_t>(tokens.size()) - 1;
+    const std::uint64_t hash = hash_of(shape, last, [&](int /*group*/, std::int32_t position) {
+      return Slot{tokens[static_cast<std::size_t>(position)], position, request.adapter};
+    });
     fake_logits(hash, tokens[0], row);
+    LogitsProcessors processors = make_processors(params, eos_token_ids, shape.vocab_size);  // without a memory
     const TokenId token = sampler.sample(row, {.params = params,
-                                               .processors = no_processors,
+                                               .processors = processors,
                                                .tokens = tokens,
-                                               .seed = static_cast<std::uint64_t>(params.seed.value_or(0))});
+                                               .num_prompt_tokens = num_prompt_tokens,
+                                               .seed = static_cast<std::uint64_t>(params.seed.value_or(0)),
+                                               .sequence_index = sequence_index});
     tokens.push_back(token);
     output.tokens.push_back(token);
     if (contains(params.stop_token_ids, token) || (!params.ignore_eos && contains(eos_token_ids, token))) {

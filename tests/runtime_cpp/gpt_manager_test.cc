@@ -19,12 +19,14 @@
 #include <vector>
 
 #include "aotllm/errors.h"
+#include "error_kind_of.h"
 #include "fake_runner.h"
 
 namespace aotllm {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::error_kind_of;
 using testing::expected_output;
 using testing::FakeRunner;
 using testing::kNanToken;
@@ -143,16 +145,6 @@ Outcomes poll_until_ended(GptManager& manager, std::size_t count) {
     collect(std::move(responses), outcomes);
   }
   return outcomes;
-}
-
-template <typename Call>
-ErrorKind error_kind_of(Call call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e.kind();
-  }
-  throw std::logic_error("no error");
 }
 
 TEST(GptManager, AnswersStreamTokenByTokenUntilTheReason) {

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -13,90 +15,24 @@
 #include <vector>
 
 #include "aotllm/errors.h"
-#include "fake_runner.h"
-#include "manager/limits.h"
+#include "batch_fixture.h"
 
 namespace aotllm {
 namespace {
 
+using testing::Batch;
+using testing::BatchOptions;
 using testing::expected_output;
 using testing::FakeRunner;
+using testing::kEos;
 using testing::kNanToken;
+using testing::MockProposer;
 using testing::Output;
 using testing::small_shape;
-
-const std::vector<TokenId> kEos = {2, 3};
-
-/// A batcher on the fake runner that is stepped by hand; invariants are checked between all moves.
-class Batch {
- public:
-  explicit Batch(const ManagerConfig& config, FakeRunner::Hook hook = {})
-      : limits(resolve_limits(small_shape(), with_eos(config), std::nullopt)),
-        runner(small_shape(), std::move(hook)),
-        batcher(runner, limits) {
-    runner.allocate_kv(limits.num_kv_blocks);
-  }
-
-  RequestId add(Request request) {
-    validate_request(request, limits);
-    batcher.add(std::make_unique<Sequence>(++last_id_, std::move(request), /*random_seed=*/0, limits));
-    batcher.check_invariants();
-    return last_id_;
-  }
-
-  void cancel(RequestId id) {
-    batcher.cancel(id);
-    collect();
-  }
-
-  void step() {
-    batcher.plan();
-    batcher.check_invariants();
-    batcher.run();
-    collect();
-  }
-
-  void run_to_end() {
-    for (int i = 0; !batcher.idle(); ++i) {
-      ASSERT_LT(i, 100000) << "the batch does not end";
-      step();
-    }
-  }
-
-  bool ended(RequestId id) const { return last.contains(id) && last.at(id).finish_reason.has_value(); }
-
-  const Limits limits;
-  FakeRunner runner;
-  InflightBatcher batcher;
-  std::map<RequestId, std::vector<TokenId>> tokens;
-  std::map<RequestId, Response> last;
-
- private:
-  static ManagerConfig with_eos(ManagerConfig config) {
-    config.eos_token_ids = kEos;
-    return config;
-  }
-
-  void collect() {
-    batcher.check_invariants();
-    for (Response& response : batcher.take_responses()) {
-      const RequestId id = response.request_id;
-      EXPECT_FALSE(ended(id)) << "news of request " << id << " after its last";
-      tokens[id].insert(tokens[id].end(), response.token_ids.begin(), response.token_ids.end());
-      last[id] = std::move(response);
-    }
-  }
-
-  RequestId last_id_ = 0;
-};
+using testing::windowed_shape;
 
 Request request(std::vector<TokenId> prompt, std::int32_t max_tokens) {
-  Request request;
-  request.prompt_token_ids = std::move(prompt);
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.temperature = 0.0;
-  request.sampling.ignore_eos = true;
-  return request;
+  return testing::greedy_request(std::move(prompt), max_tokens);
 }
 
 class Random {
@@ -107,31 +43,78 @@ class Random {
     return low + static_cast<std::int32_t>(engine_() % static_cast<std::uint32_t>(high - low + 1));
   }
 
+  bool one_in(std::int32_t n) { return between(1, n) == 1; }
+
+  /// One of a few texts cut somewhere, often at a block's edge or beside it, with a random end or without.
+  std::vector<TokenId> prompt(std::int32_t max_len) {
+    std::vector<TokenId> tokens;
+    const TokenId text = between(0, 3);
+    std::int32_t shared = between(0, max_len);
+    if (one_in(2)) {
+      shared = std::clamp(shared / 4 * 4 + between(-1, 1), 0, max_len);
+    }
+    for (std::int32_t i = 0; i < shared; ++i) {
+      tokens.push_back(4 + (text * 7 + i * (text + 1)) % 33);
+    }
+    const std::int32_t own = one_in(3) || shared == 0 ? between(shared == 0 ? 1 : 0, max_len - shared) : 0;
+    for (std::int32_t i = 0; i < std::max(own, shared == 0 ? 1 : 0); ++i) {
+      tokens.push_back(between(kNanToken + 1, 36));
+    }
+    return tokens;
+  }
+
   Request request(std::int32_t max_seq_len) {
     Request request;
-    request.prompt_token_ids.resize(static_cast<std::size_t>(between(1, max_seq_len - 1)));
-    for (TokenId& token : request.prompt_token_ids) {
-      token = between(kNanToken + 1, small_shape().vocab_size - 1);
-    }
+    request.prompt_token_ids = prompt(max_seq_len - 1);
     request.priority = between(0, 2);
+    request.n = one_in(4) ? between(2, 4) : 1;
+    request.cache_salt = one_in(5) ? "tenant" : "";
+    request.adapter = one_in(5) ? between(1, 2) : 0;
+    request.retention_priority = between(0, 100);
+    request.prompt_logprobs = one_in(6) ? between(0, 3) : -1;
     SamplingParams& params = request.sampling;
     params.max_tokens = between(1, max_seq_len);
     params.temperature = between(0, 1) == 0 ? 0.0 : 1.0;
     params.seed = between(0, 1000);
     params.top_k = between(0, 5);
     params.ignore_eos = between(0, 2) > 0;
-    if (between(0, 3) == 0) {
+    if (one_in(4)) {
       params.stop_token_ids = {between(0, small_shape().vocab_size - 1)};
+    }
+    if (one_in(2)) {
+      add_processors(params);
     }
     return request;
   }
 
-  ManagerConfig config() {
+  void add_processors(SamplingParams& params) {
+    params.repetition_penalty = 0.5 * between(1, 4);
+    params.presence_penalty = between(-2, 2);
+    params.frequency_penalty = 0.25 * between(-4, 4);
+    params.no_repeat_ngram_size = between(0, 1) * between(2, 4);
+    params.logit_bias = {{between(4, 36), 2.0}, {between(4, 36), -100.0}};
+    params.bad_words = {{between(4, 36)}, {between(4, 36), between(4, 36)}};
+    params.min_tokens = between(0, params.max_tokens);
+    if (between(0, 1) == 0) {
+      params.allowed_token_ids.resize(20);
+      std::iota(params.allowed_token_ids.begin(), params.allowed_token_ids.end(), between(2, 17));
+    }
+  }
+
+  ManagerConfig config(const ModelShape& shape) {
     ManagerConfig config;
-    config.num_kv_blocks = between(1, 30);
+    config.num_kv_blocks = between(shape.kv_groups.size() == 1 ? 1 : 3, 30);
     config.max_batch_size = between(1, 8);
     config.max_num_tokens = between(1, 32);
     config.max_chunk_tokens = between(0, 12);
+    config.kv_host_bytes = one_in(3) ? between(1, 40) * 64 : 0;
+    config.enable_prefix_caching = !one_in(5);
+    config.capacity_policy = one_in(3) ? CapacityPolicy::kGuaranteedNoEvict : CapacityPolicy::kMaxUtilization;
+    config.queue_policy = std::array{QueuePolicy::kFcfs, QueuePolicy::kPriority,
+                                     QueuePolicy::kLongestPrefix}[static_cast<std::size_t>(between(0, 2))];
+    config.max_wait_steps = between(1, 200);
+    config.num_speculative_tokens = between(0, 4);
+    config.max_kv_events = one_in(4) ? 50 : 0;
     return config;
   }
 
@@ -142,52 +125,132 @@ class Random {
 // ---------------------------------------------------------------------------------------------------------------------
 // The oracle: whatever else runs, a request's answer is the one it gets alone.
 
-TEST(InflightBatcher, AnswersAreThoseOfARequestAloneUnderRandomLoad) {
+/// What random load has shown.
+struct Witness {
+  std::int64_t steps = 0;
+  std::int64_t ahead = 0;
   std::int64_t preemptions = 0;
   std::int64_t cancelled = 0;
-  for (std::uint32_t seed = 0; seed < 1000; ++seed) {
-    SCOPED_TRACE(seed);
-    Random random(seed);
-    Batch batch(random.config());
-    if (batch.limits.max_seq_len < 2) {
-      continue;
-    }
-    std::map<RequestId, Request> requests;
-    const std::int32_t count = random.between(1, 25);
-    while (static_cast<std::int32_t>(requests.size()) < count || !batch.batcher.idle()) {
-      while (static_cast<std::int32_t>(requests.size()) < count && random.between(0, 1) == 0) {
-        const Request request = random.request(batch.limits.max_seq_len);
-        requests[batch.add(request)] = request;
-      }
-      if (random.between(0, 30) == 0 && !requests.empty()) {
-        batch.cancel(random.between(1, static_cast<std::int32_t>(requests.size())));
-      }
-      batch.step();
-    }
-    for (const auto& [id, request] : requests) {
-      SCOPED_TRACE(id);
-      ASSERT_TRUE(batch.ended(id));
-      const Output expected = expected_output(request, small_shape(), batch.limits.max_seq_len, kEos);
-      const Response& last = batch.last[id];
-      ASSERT_NE(last.finish_reason, FinishReason::kError) << last.error_message;
-      if (last.finish_reason == FinishReason::kCancelled) {
-        const std::vector<TokenId> prefix(
-            expected.tokens.begin(), expected.tokens.begin() + static_cast<std::ptrdiff_t>(batch.tokens[id].size()));
-        ASSERT_EQ(batch.tokens[id], prefix);
-        ++cancelled;
-      } else {
-        ASSERT_EQ((Output{batch.tokens[id], *last.finish_reason}), expected);
-        ASSERT_EQ(last.stop_token_id.has_value(), expected.reason == FinishReason::kStop);
-        ASSERT_EQ(last.num_prompt_tokens, static_cast<std::int32_t>(request.prompt_token_ids.size()));
-      }
-    }
-    const Stats stats = batch.batcher.stats();
-    ASSERT_EQ(stats.blocks_used, 0);
-    ASSERT_EQ(stats.finished, count);
-    preemptions += stats.preemptions;
+  std::int64_t hit_tokens = 0;
+  std::int64_t copied = 0;
+  std::int64_t onloaded = 0;
+  std::int64_t accepted = 0;
+};
+
+void expect_answer(Batch& batch, const ModelShape& shape, RequestId id, std::int32_t index, const Request& request,
+                   Witness& witness) {
+  ASSERT_TRUE(batch.ended(id, index));
+  const Output expected = expected_output(request, shape, batch.limits.max_seq_len, kEos, index);
+  const Response& last = batch.last_of[{id, index}];
+  const std::vector<TokenId>& tokens = batch.tokens_of[{id, index}];
+  ASSERT_NE(last.finish_reason, FinishReason::kError) << last.error_message;
+  if (last.finish_reason == FinishReason::kCancelled) {
+    ASSERT_LE(tokens.size(), expected.tokens.size());
+    ASSERT_TRUE(std::equal(tokens.begin(), tokens.end(), expected.tokens.begin()));
+    ++witness.cancelled;
+    return;
   }
-  EXPECT_GT(preemptions, 300);  // the load does test them
-  EXPECT_GT(cancelled, 50);
+  ASSERT_EQ((Output{tokens, *last.finish_reason}), expected);
+  ASSERT_EQ(last.stop_token_id.has_value(), expected.reason == FinishReason::kStop);
+  ASSERT_EQ(last.num_prompt_tokens, static_cast<std::int32_t>(request.prompt_token_ids.size()));
+  if (index == 0 && request.prompt_logprobs >= 0) {
+    const std::vector<TokenLogprobs>& scores = batch.prompt_logprobs[id];
+    ASSERT_EQ(scores.size() + 1, request.prompt_token_ids.size());
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      ASSERT_EQ(scores[i].token_id, request.prompt_token_ids[i + 1]);
+      ASSERT_EQ(scores[i].top.size(), static_cast<std::size_t>(request.prompt_logprobs));
+    }
+  }
+}
+
+void random_load(std::uint32_t seed, const ModelShape& shape, Witness& witness) {
+  SCOPED_TRACE(seed);
+  Random random(seed);
+  MockProposer proposer(shape, static_cast<std::uint64_t>(random.between(1, 9)));
+  BatchOptions options;
+  options.shape = shape;
+  options.proposer = random.one_in(2) ? &proposer : nullptr;
+  Batch batch(random.config(shape), options);
+  if (batch.limits.max_seq_len < 2) {
+    return;
+  }
+  std::map<RequestId, Request> requests;
+  const std::int32_t count = random.between(1, 25);
+  while (static_cast<std::int32_t>(requests.size()) < count || !batch.batcher.idle()) {
+    while (static_cast<std::int32_t>(requests.size()) < count && random.one_in(2)) {
+      const Request request = random.request(batch.limits.max_seq_len);
+      requests[batch.add(request)] = request;
+    }
+    if (random.one_in(30) && !requests.empty()) {
+      batch.cancel(random.between(1, static_cast<std::int32_t>(requests.size())), random.between(-1, 2));
+    }
+    if (random.one_in(100)) {
+      batch.batcher.clear_cache();
+    }
+    batch.step();
+  }
+  std::int64_t sequences = 0;
+  for (const auto& [id, request] : requests) {
+    SCOPED_TRACE(id);
+    for (std::int32_t index = 0; index < request.n; ++index, ++sequences) {
+      expect_answer(batch, shape, id, index, request, witness);
+    }
+  }
+  const Stats stats = batch.batcher.stats();
+  ASSERT_EQ(stats.blocks_used, 0);
+  ASSERT_EQ(stats.finished, sequences);
+  witness.steps += stats.steps;
+  witness.ahead += stats.steps_planned_ahead;
+  witness.preemptions += stats.preemptions;
+  witness.hit_tokens += stats.cache.hit_tokens;
+  witness.copied += stats.cache.copied_blocks;
+  witness.onloaded += stats.cache.onloaded_blocks;
+  witness.accepted += stats.accepted_tokens;
+}
+
+TEST(InflightBatcher, AnswersAreThoseOfARequestAloneUnderRandomLoad) {
+  Witness witness;
+  for (std::uint32_t seed = 0; seed < 1500 && !HasFatalFailure(); ++seed) {
+    try {
+      random_load(seed, seed % 3 == 0 ? windowed_shape() : small_shape(), witness);
+    } catch (const std::exception& e) {
+      FAIL() << "seed " << seed << ": " << e.what();
+    }
+  }
+  // The load does test what it is meant to.
+  EXPECT_GT(witness.ahead, witness.steps / 4);
+  EXPECT_GT(witness.preemptions, 300);
+  EXPECT_GT(witness.cancelled, 50);
+  EXPECT_GT(witness.hit_tokens, 10000);
+  EXPECT_GT(witness.copied, 300);
+  EXPECT_GT(witness.onloaded, 100);
+  EXPECT_GT(witness.accepted, 1000);
+}
+
+/// Flips one entry of one block table in every step: a mistake that a real runner would not notice.
+class FlippingRunner final : public FakeRunner {
+ public:
+  using FakeRunner::FakeRunner;
+
+  void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override {
+    std::vector<SequenceStep> flipped(sequences.begin(), sequences.end());
+    std::vector<BlockId> table(sequences[0].block_tables[0].begin(), sequences[0].block_tables[0].end());
+    if (sequences[0].start_position >= shape().tokens_per_block) {
+      table[0] = table[0] == 0 ? 1 : table[0] - 1;
+      flipped[0].block_tables[0] = table;
+    }
+    FakeRunner::step(flipped, outputs);
+  }
+};
+
+TEST(InflightBatcher, TheOracleSeesASingleWrongBlock) {
+  BatchOptions options;
+  options.make_runner = [](const ModelShape& shape, FakeRunner::Hook hook) {
+    return std::make_unique<FlippingRunner>(shape, std::move(hook));
+  };
+  Batch batch({}, options);
+  const Request asked = request({4, 5, 6, 7, 8, 9}, 20);
+  EXPECT_NE(batch.answer(asked), expected_output(asked, small_shape(), 48, {}).tokens);
 }
 
 TEST(InflightBatcher, PreemptionRecomputesAndLosesNothing) {
@@ -316,10 +379,10 @@ TEST(InflightBatcher, LogprobsAndLogitsBelongToTheirTokens) {
     ASSERT_EQ(response.token_ids.size(), 1U);
     ASSERT_EQ(response.logprobs.size(), 1U);
     ASSERT_EQ(response.logits.size(), 1U);
-    std::uint64_t hash = 0;
-    for (std::size_t position = 0; position < sequence.size(); ++position) {
-      hash = testing::fold(hash, {sequence[position], static_cast<std::int32_t>(position)});
-    }
+    const std::uint64_t hash = testing::hash_of(
+        small_shape(), static_cast<std::int32_t>(sequence.size()) - 1, [&](int, std::int32_t position) {
+          return testing::Slot{sequence[static_cast<std::size_t>(position)], position, 0};
+        });
     std::vector<float> row(37);
     testing::fake_logits(hash, sequence[0], row);
     EXPECT_EQ(response.logits[0], row);
@@ -339,6 +402,7 @@ TEST(InflightBatcher, CancelFreesEverythingInEachState) {
   config.num_kv_blocks = 13;
   config.max_batch_size = 2;
   config.max_chunk_tokens = 5;
+  config.enable_prefix_caching = false;
   Batch batch(config);
   for (int round = 0; round < 100; ++round) {
     const RequestId generating = batch.add(request({4}, 40));
@@ -386,11 +450,13 @@ TEST(InflightBatcher, AStepThatThrowsEndsItsRequestsOnly) {
   config.max_batch_size = 2;
   for (std::int64_t bad_step = 0; bad_step < 12; ++bad_step) {
     SCOPED_TRACE(bad_step);
-    Batch batch(config, [bad_step](std::int64_t step) {
+    BatchOptions options;
+    options.hook = [bad_step](std::int64_t step) {
       if (step == bad_step) {
         throw std::runtime_error("a blown fuse");
       }
-    });
+    };
+    Batch batch(config, options);
     std::vector<Request> requests;
     for (TokenId token = 4; token < 10; ++token) {
       requests.push_back(request({token}, 4));
@@ -440,14 +506,33 @@ TEST(InflightBatcher, AProcessorThatThrowsEndsItsRequestOnly) {
   };
   Batch batch({});
   const RequestId healthy = batch.add(request({4, 5}, 6));
-  auto sequence = std::make_unique<Sequence>(99, request({4, 5}, 6), 0, batch.limits);
+  auto sequence = std::make_unique<Sequence>(99, 0, request({4, 5}, 6), 0, Clock::time_point{}, batch.limits);
   sequence->processors.constraints.push_back(std::make_unique<Broken>());
-  batch.batcher.add(std::move(sequence));
+  batch.add_sequence(std::move(sequence));
   batch.run_to_end();
   EXPECT_EQ(batch.last[healthy].finish_reason, FinishReason::kLength);
   EXPECT_EQ(batch.last[99].finish_reason, FinishReason::kError);
   EXPECT_EQ(batch.tokens[99].size(), 1U);
   EXPECT_NE(batch.last[99].error_message.find("empty grammar stack"), std::string::npos);
+}
+
+TEST(InflightBatcher, ARequestThatRulesOutAllTokensEndsAlone) {
+  Batch batch({});
+  const Request healthy = request({4, 5}, 6);
+  const RequestId before = batch.add(healthy);
+  Request impossible = request({4, 5}, 6);
+  impossible.sampling.allowed_token_ids = {7, 8};
+  impossible.sampling.no_repeat_ngram_size = 1;  // the third token has nothing left
+  const RequestId id = batch.add(impossible);
+  const RequestId after = batch.add(healthy);
+  batch.run_to_end();
+  EXPECT_EQ(batch.last[id].finish_reason, FinishReason::kError);
+  EXPECT_EQ(batch.last[id].error_kind, ErrorKind::kInvalidRequest);
+  EXPECT_NE(batch.last[id].error_message.find("no token is allowed"), std::string::npos);
+  EXPECT_EQ(batch.tokens[id].size(), 2U);
+  const std::vector<TokenId> expected = expected_output(healthy, small_shape(), 48, {}).tokens;
+  EXPECT_EQ(batch.tokens[before], expected);
+  EXPECT_EQ(batch.tokens[after], expected);
 }
 
 TEST(InflightBatcher, FailAllEndsWaitingAndRunningOnes) {
@@ -467,7 +552,7 @@ TEST(InflightBatcher, FailAllEndsWaitingAndRunningOnes) {
 
 TEST(Sequence, RefusesMovesThatItsLifeDoesNotHave) {
   const Limits limits = resolve_limits(small_shape(), {}, std::nullopt);
-  Sequence sequence(1, request({4}, 6), 0, limits);
+  Sequence sequence(1, 0, request({4}, 6), 0, Clock::time_point{}, limits);
   EXPECT_THROW(sequence.move_to(SequenceState::kGenerating), Error);
   sequence.move_to(SequenceState::kContext);
   EXPECT_THROW(sequence.move_to(SequenceState::kContext), Error);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -41,7 +43,7 @@ TEST(Limits, SizeTheKvCacheByTheFreeMemory) {
   };
   for (const Case& c : cases) {
     const Limits limits = resolve_limits(small_shape(), {}, c.free_bytes);
-    EXPECT_EQ(limits.num_kv_blocks, c.blocks) << c.free_bytes.value_or(-1);
+    EXPECT_EQ(limits.kv_memory.groups[0].device_blocks, c.blocks) << c.free_bytes.value_or(-1);
     EXPECT_EQ(limits.max_seq_len, c.max_seq_len) << c.free_bytes.value_or(-1);
   }
   EXPECT_THROW(resolve_limits(small_shape(), {}, 64), Error);
@@ -78,6 +80,59 @@ TEST(Limits, NameTheFieldThatIsOutOfRange) {
       EXPECT_EQ(e.kind(), ErrorKind::kInvalidRequest);
       EXPECT_EQ(e.param(), c.param);
     }
+  }
+}
+
+TEST(Limits, MoreMemoryThanIsFreeIsRefusedByTheFieldThatAsksForIt) {
+  struct Case {
+    const char* param;
+    void (*set)(ManagerConfig&, std::int64_t);
+    std::int64_t most;  ///< of 100 blocks of 64 bytes
+  };
+  const std::vector<Case> cases = {
+      {"num_kv_blocks", [](ManagerConfig& c, std::int64_t v) { c.num_kv_blocks = static_cast<std::int32_t>(v); }, 100},
+      {"kv_cache_tokens", [](ManagerConfig& c, std::int64_t v) { c.kv_cache_tokens = v; }, 400},
+      {"kv_cache_bytes", [](ManagerConfig& c, std::int64_t v) { c.kv_cache_bytes = v; }, 6463},
+      {"kv_host_bytes",
+       [](ManagerConfig& c, std::int64_t v) {
+         c.num_kv_blocks = 12;
+         c.kv_host_bytes = v;
+       },
+       5695},
+  };
+  for (const Case& c : cases) {
+    ManagerConfig config;
+    c.set(config, c.most);
+    EXPECT_NO_THROW(resolve_limits(small_shape(), config, 6400)) << c.param;
+    for (const std::int64_t above : {c.most + 1, std::int64_t{1} << 30, std::int64_t{1} << 60}) {
+      c.set(config, std::min<std::int64_t>(above, c.param == cases[0].param ? INT32_MAX : INT64_MAX));
+      try {
+        resolve_limits(small_shape(), config, 6400);
+        ADD_FAILURE() << c.param << " of " << above;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::kInvalidRequest);
+        EXPECT_EQ(e.param(), c.param) << e.what();
+      }
+    }
+  }
+}
+
+TEST(Limits, ARequestOfMoreSequencesThanCanEverWaitAndRunIsRefused) {
+  ManagerConfig config;
+  config.max_queue_size = 3;
+  config.max_batch_size = 2;
+  const Limits limits = resolve_limits(small_shape(), config, std::nullopt);
+  Request request;
+  request.prompt_token_ids = {0};
+  request.n = 5;
+  EXPECT_NO_THROW(validate_request(request, limits));
+  request.n = 6;
+  try {
+    validate_request(request, limits);
+    ADD_FAILURE() << "6 sequences";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::kInvalidRequest);
+    EXPECT_EQ(e.param(), "n");
   }
 }
 

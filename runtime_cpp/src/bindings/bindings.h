@@ -6,7 +6,10 @@ namespace aotllm {
 
 /// Each part of `aotllm._runtime`; what they define is typed in `aotllm/_runtime.pyi`.
 void bind_errors(pybind11::module_& module);
+void bind_constraint(pybind11::module_& module);
+void bind_adapter(pybind11::module_& module);
 void bind_cpu_runner(pybind11::module_& module);
+void bind_stats(pybind11::module_& module);
 void bind_manager(pybind11::module_& module);
 
 }  // namespace aotllm

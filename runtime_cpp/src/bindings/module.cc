@@ -9,6 +9,9 @@ PYBIND11_MODULE(_runtime, module) {
   aotllm::bind_errors(module);
   module.def("cpu_isa", [] { return aotllm::cpu::kernels().isa; });
   module.def("default_num_threads", &aotllm::default_num_threads);
+  aotllm::bind_adapter(module);
   aotllm::bind_cpu_runner(module);
+  aotllm::bind_stats(module);
+  aotllm::bind_constraint(module);
   aotllm::bind_manager(module);
 }

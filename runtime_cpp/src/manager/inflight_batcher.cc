@@ -7,246 +7,308 @@
 #include "aotllm/errors.h"
 
 namespace aotllm {
+namespace {
 
-InflightBatcher::InflightBatcher(ModelRunner& runner, const Limits& limits)
+constexpr std::size_t kFewCandidates = 4;
+
+/// Plans in a row that run nothing though something waits or runs. One is possible; many are a fault.
+constexpr int kMostEmptyPlans = 100;
+
+KvCacheConfig cache_config(const Limits& limits) {
+  KvCacheConfig config;
+  config.tokens_per_block = limits.kv_memory.tokens_per_block;
+  config.max_events = limits.max_kv_events;
+  for (const KvMemory::Group& group : limits.kv_memory.groups) {
+    config.groups.push_back({group.window, group.device_blocks, group.host_blocks});
+  }
+  return config;
+}
+
+}  // namespace
+
+InflightBatcher::InflightBatcher(ModelRunner& runner, const Limits& limits, const BatcherParts& parts)
     : runner_(runner),
       limits_(limits),
+      parts_(parts),
       scheduler_(limits.scheduler),
-      kv_(limits.num_kv_blocks, limits.scheduler.tokens_per_block),
-      sampler_(limits.vocab_size) {
-  step_.reserve(static_cast<std::size_t>(limits.scheduler.max_batch_size));
-}
+      kv_(cache_config(limits)),
+      sampler_(limits.vocab_size),
+      waiting_(limits.scheduler.queue_policy, limits.scheduler.max_wait_steps,
+               [this](SequenceId id) { return kv_.match(at(id).keys, at(id).tokens).num_tokens; }),
+      step_(limits.scheduler, limits.vocab_size),
+      side_job_([this] {
+        fill_masks();
+        plan_ahead();
+      }) {}
 
 void InflightBatcher::add(std::unique_ptr<Sequence> sequence) {
-  Sequence* added = sequence.get();
-  sequences_.emplace(added->id, std::move(sequence));
-  waiting_.insert(added);
-}
-
-void InflightBatcher::cancel(RequestId id) {
-  const auto found = sequences_.find(id);
-  if (found != sequences_.end()) {
-    Response response = response_for(*found->second);
-    response.finish_reason = FinishReason::kCancelled;
-    finish(*found->second, std::move(response));
+  Sequence& added = *sequence;
+  by_request_.emplace(std::pair(added.request_id, added.index), added.id);
+  if (added.deadline != Clock::time_point::max()) {
+    deadlines_.emplace(added.deadline, added.id);
+  }
+  sequences_.emplace(added.id, std::move(sequence));
+  enqueue(added, false);
+  if (num_places() > 0) {
+    ahead_.spoil();
   }
 }
 
-void InflightBatcher::cancel_all() {
-  while (!sequences_.empty()) {
-    cancel(sequences_.begin()->first);
-  }
-}
-
-void InflightBatcher::fail_all(const std::string& message) {
-  plan_ = {};
-  while (!sequences_.empty()) {
-    fail(*sequences_.begin()->second, ErrorKind::kInternal, message);
-  }
+void InflightBatcher::enqueue(Sequence& sequence, bool preempted) {
+  sequence.arrival_step = totals_.steps;
+  waiting_.insert({.id = sequence.id,
+                   .priority = sequence.priority,
+                   .arrival_step = sequence.arrival_step,
+                   .overdue = sequence.overdue,
+                   .preempted = preempted});
+  queued_tokens_ += sequence.num_prompt_tokens;
 }
 
 void InflightBatcher::plan() {
-  const Snapshot before = snapshot();
-  plan_ = scheduler_.plan(before);
+  step_begun_ = Clock::now();
+  current_ = {.step = totals_.steps + 1};
+  if (parts_.watchdog != nullptr) {
+    parts_.watchdog->begin(current_.step);
+  }
+  for (const SequenceId id : waiting_.advance(totals_.steps)) {
+    at(id).overdue = true;
+  }
+  step_.clear();
+  if (ahead_.valid()) {
+    plan_ = ahead_.take();
+    current_.planned_ahead = true;
+    fill_step();
+  }
+  if (step_.empty()) {  // no plan was made ahead, or all of its sequences have ended
+    plan_from_truth();
+  }
+  saturated_ = waiting_.size() > 0;
+  num_running_before_ = running_.size();
+}
+
+/// Plans from the state of now. Of those that wait, first a few are looked at, since mostly the first does not fit;
+/// more where all of them are taken. Those behind the first that does not fit change nothing.
+void InflightBatcher::plan_from_truth() {
+  Snapshot before = snapshot(false);
+  std::size_t num_candidates = kFewCandidates;
+  while (true) {
+    add_candidates(before, num_candidates);
+    plan_ = scheduler_.plan(before);
+    const std::size_t passed = plan_.admitted.size() + static_cast<std::size_t>(plan_.num_sharing);
+    if (passed < before.waiting.size() || before.waiting.size() < num_candidates) {
+      break;
+    }
+    num_candidates *= 4;
+  }
 #ifndef NDEBUG
   scheduler_.check_invariants(before, plan_);
 #endif
-  for (const RequestId id : plan_.preempted) {
-    preempt(id);
+  current_.planned_ahead = false;
+  for (const SequenceId id : plan_.preempted) {
+    preempt(at(id));
   }
-  for (const RequestId id : plan_.admitted) {
-    admit(id);
+  for (const SequenceId id : plan_.admitted) {
+    admit(at(id));
   }
-  for (const ScheduledSequence& scheduled : plan_.sequences) {
-    Sequence& sequence = *sequences_.at(scheduled.id);
-    kv_.grow(sequence.table, sequence.num_computed + scheduled.num_tokens);
+  fill_step();
+  if (!step_.empty()) {
+    num_empty_plans_ = 0;
+  } else if (!sequences_.empty() && ++num_empty_plans_ > kMostEmptyPlans) {
+    num_empty_plans_ = 0;
+    throw Error(ErrorKind::kInternal, "no sequence can advance: the plans of many steps have been empty");
   }
-  saturated_ = !waiting_.empty();
 }
 
-void InflightBatcher::run() {
-  if (plan_.sequences.empty() || !run_step()) {
+/// The state of now, or with `projected` the state that the step in hand leaves at most: see LookAhead.
+Snapshot InflightBatcher::snapshot(bool projected) const {
+  Snapshot snapshot;
+  for (int group = 0; group < kv_.num_groups(); ++group) {
+    snapshot.free_blocks[static_cast<std::size_t>(group)] = kv_.num_free(group);
+    snapshot.total_blocks[static_cast<std::size_t>(group)] = kv_.num_blocks(group);
+  }
+  const bool scarce = memory_is_scarce();
+  snapshot.running.reserve(running_.size());
+  for (const Sequence* sequence : running_) {
+    SequenceView view = sequence->view();
+    if (scarce) {
+      view.num_shared = kv_.num_shared(sequence->table);
+    }
+    bool may_speculate = sequence->may_speculate();
+    if (projected && sequence->num_scheduled > 0) {
+      view.num_computed += sequence->num_scheduled;
+      view.num_uncertain = sequence->num_scheduled_drafts;
+      if (view.num_computed >= view.num_tokens) {  // it samples
+        view.num_tokens = view.num_computed + 1;
+        view.is_context = false;
+        may_speculate = sequence->constraint == nullptr;
+        if (view.num_tokens >= view.max_len) {
+          if (sequence->num_scheduled_drafts == 0) {
+            continue;  // it ends
+          }
+          view.num_uncertain -= view.num_computed - (view.max_len - 2);
+          view.num_tokens = view.max_len - 1;
+          view.num_computed = view.num_tokens - 1;
+        }
+      }
+    }
+    if (parts_.proposer != nullptr && may_speculate) {
+      view.num_drafts = std::max(0, std::min(limits_.num_speculative_tokens, view.max_len - view.num_tokens - 1));
+    }
+    snapshot.running.push_back(view);
+  }
+  return snapshot;
+}
+
+/// Fills `snapshot.waiting` up to `count`, where there are places in the batch.
+void InflightBatcher::add_candidates(Snapshot& snapshot, std::size_t count) const {
+  if (num_places() == 0 || waiting_.size() <= snapshot.waiting.size()) {
     return;
   }
-  const auto vocab_size = static_cast<std::size_t>(limits_.vocab_size);
-  const std::span<const float> logits = outputs_.logits;
-  std::size_t row = 0;
-  for (const ScheduledSequence& scheduled : plan_.sequences) {
-    Sequence& sequence = *sequences_.at(scheduled.id);
-    sequence.num_computed += scheduled.num_tokens;
-    totals_.context_tokens += sequence.state == SequenceState::kContext ? scheduled.num_tokens : 0;
-    if (static_cast<std::size_t>(sequence.num_computed) == sequence.tokens.size()) {
-      sample(sequence, logits.subspan(row * vocab_size, vocab_size));
-      ++row;
+  const std::vector<SequenceId> ids = waiting_.front(count);
+  for (std::size_t i = snapshot.waiting.size(); i < ids.size(); ++i) {
+    snapshot.waiting.push_back(waiting_view(at(ids[i])));
+  }
+}
+
+/// Somebody may be admitted, or find no block, in the next step: who shares blocks matters then, and takes time to find
+/// out.
+bool InflightBatcher::memory_is_scarce() const {
+  if (num_places() > 0 && waiting_.size() > 0) {
+    return true;
+  }
+  const SchedulerConfig& limits = limits_.scheduler;
+  const std::int64_t most =
+      static_cast<std::int64_t>(running_.size()) * 2 + limits.max_num_tokens / limits.tokens_per_block;
+  for (int group = 0; group < kv_.num_groups(); ++group) {
+    if (kv_.num_free(group) < most) {
+      return true;
     }
   }
-  plan_ = {};
+  return false;
 }
 
-std::vector<Response> InflightBatcher::take_responses() {
-  return std::exchange(responses_, {});
-}
-
-/// Gives the planned step to the runner. False where it failed, and its sequences with it.
-bool InflightBatcher::run_step() {
-  step_.clear();
-  std::size_t rows = 0;
-  for (const ScheduledSequence& scheduled : plan_.sequences) {
-    const Sequence& sequence = *sequences_.at(scheduled.id);
-    const auto start = static_cast<std::size_t>(sequence.num_computed);
-    const auto count = static_cast<std::size_t>(scheduled.num_tokens);
-    const bool is_last_chunk = start + count == sequence.tokens.size();
-    step_.push_back({.tokens = std::span(sequence.tokens).subspan(start, count),
-                     .start_position = sequence.num_computed,
-                     .block_table = sequence.table.blocks(),
-                     .logits = is_last_chunk ? LogitsMode::kLast : LogitsMode::kNone});
-    rows += is_last_chunk ? 1 : 0;
+SequenceView InflightBatcher::waiting_view(const Sequence& sequence) const {
+  SequenceView view = sequence.view();
+  view.is_context = true;
+  if (!sequence.scores_prompt()) {
+    const PrefixMatch match = kv_.match(sequence.keys, sequence.tokens);
+    view.num_computed = match.num_tokens;
+    view.num_blocks = match.num_blocks;
+    view.cost = match.cost;
   }
-  ++totals_.steps;
-  try {
-    runner_.step(step_, outputs_);
-  } catch (const std::exception& e) {
-    fail_step(std::string("the step failed: ") + e.what());
-    return false;
-  } catch (...) {
-    fail_step("the step failed");
-    return false;
-  }
-  if (outputs_.logits.size() != rows * static_cast<std::size_t>(limits_.vocab_size)) {
-    fail_step("the step returned " + std::to_string(outputs_.logits.size()) + " logits for " + std::to_string(rows) +
-              " rows of " + std::to_string(limits_.vocab_size));
-    return false;
-  }
-  return true;
+  return view;
 }
 
-/// Appends the token that `logits` [vocab_size] give and ends the sequence if that was its last.
-void InflightBatcher::sample(Sequence& sequence, std::span<const float> logits) {
-  if (sequence.state == SequenceState::kContext) {
-    sequence.move_to(SequenceState::kGenerating);
-  }
-  Response response = response_for(sequence);
-  TokenId token = 0;
-  try {
-    token = sampler_.sample(logits, {.params = sequence.sampling,
-                                     .processors = sequence.processors,
-                                     .tokens = sequence.tokens,
-                                     .num_prompt_tokens = sequence.num_prompt_tokens,
-                                     .seed = sequence.seed});
-    if (sequence.num_logprobs >= 0) {
-      response.logprobs.push_back(sampler_.logprobs(logits, token, sequence.num_logprobs));
-    }
-    if (sequence.return_logits) {
-      response.logits.emplace_back(logits.begin(), logits.end());
-    }
-    response.token_ids.push_back(token);
-    sequence.tokens.push_back(token);
-  } catch (const Error& e) {
-    return fail(sequence, e.kind(), std::string("sampling failed: ") + e.what());
-  } catch (const std::exception& e) {
-    return fail(sequence, ErrorKind::kInternal, std::string("sampling failed: ") + e.what());
-  }
-  ++totals_.generated_tokens;
-  if (is_stop_token(sequence, token)) {
-    response.finish_reason = FinishReason::kStop;
-    response.stop_token_id = token;
-  } else if (sequence.tokens.size() >= static_cast<std::size_t>(sequence.max_len)) {
-    response.finish_reason = FinishReason::kLength;
-  }
-  if (response.finish_reason) {
-    finish(sequence, std::move(response));
-  } else {
-    responses_.push_back(std::move(response));
-  }
-}
-
-bool InflightBatcher::is_stop_token(const Sequence& sequence, TokenId token) const {
-  const auto contains = [token](const std::vector<TokenId>& ids) {
-    return std::find(ids.begin(), ids.end(), token) != ids.end();
-  };
-  return contains(sequence.sampling.stop_token_ids) ||
-         (!sequence.sampling.ignore_eos && contains(limits_.eos_token_ids));
-}
-
-/// Frees what the sequence holds, sends `response` as its last one and forgets it.
-void InflightBatcher::finish(Sequence& sequence, Response response) {
-  const RequestId id = sequence.id;
-  (sequence.state == SequenceState::kQueued ? waiting_ : running_).erase(&sequence);
-  sequence.move_to(SequenceState::kFinished);
-  release_blocks(sequence);
-  ++totals_.finished;
-  responses_.push_back(std::move(response));
-  sequences_.erase(id);
-}
-
-void InflightBatcher::fail(Sequence& sequence, ErrorKind kind, const std::string& message) {
-  Response response = response_for(sequence);
-  response.finish_reason = FinishReason::kError;
-  response.error_kind = kind;
-  response.error_message = message;
-  finish(sequence, std::move(response));
-}
-
-void InflightBatcher::fail_step(const std::string& message) {
-  for (const ScheduledSequence& scheduled : plan_.sequences) {
-    fail(*sequences_.at(scheduled.id), ErrorKind::kInternal, message);
-  }
-  plan_ = {};
-}
-
-Response InflightBatcher::response_for(const Sequence& sequence) const {
-  Response response;
-  response.request_id = sequence.id;
-  response.num_prompt_tokens = sequence.num_prompt_tokens;
-  response.num_cached_tokens = std::max(sequence.num_cached, 0);
-  return response;
-}
-
-void InflightBatcher::release_blocks(Sequence& sequence) {
-  kv_.release(sequence.table, std::span(sequence.tokens).first(static_cast<std::size_t>(sequence.num_computed)));
-  sequence.num_computed = 0;
-}
-
-void InflightBatcher::preempt(RequestId id) {
-  Sequence& sequence = *sequences_.at(id);
+void InflightBatcher::preempt(Sequence& sequence) {
   running_.erase(&sequence);
   sequence.move_to(SequenceState::kQueued);
-  release_blocks(sequence);
-  waiting_.insert(&sequence);
+  kv_.release(sequence.table, sequence.keys, computed(sequence), sequence.retention);
+  sequence.num_computed = 0;
+  ++sequence.num_preemptions;
+  if (parts_.proposer != nullptr) {
+    parts_.proposer->forget(sequence.id);
+  }
+  enqueue(sequence, true);
   ++totals_.preemptions;
+  ++current_.preempted;
 }
 
-void InflightBatcher::admit(RequestId id) {
-  Sequence& sequence = *sequences_.at(id);
-  waiting_.erase(&sequence);
+void InflightBatcher::admit(Sequence& sequence) {
+  waiting_.erase(sequence.id);
+  queued_tokens_ -= sequence.num_prompt_tokens;
   sequence.move_to(SequenceState::kContext);
-  sequence.num_computed = kv_.acquire(sequence.table, sequence.tokens);
+  sequence.num_computed = kv_.acquire(sequence.table, sequence.keys, sequence.tokens, sequence.retention,
+                                      sequence.scores_prompt() ? 0 : std::numeric_limits<std::int32_t>::max());
   if (sequence.num_cached < 0) {
-    sequence.num_cached = sequence.num_computed;
+    sequence.num_cached = std::min(sequence.num_computed, sequence.num_prompt_tokens);
+    sequence.admitted = step_begun_;
   }
   running_.insert(&sequence);
 }
 
-Snapshot InflightBatcher::snapshot() const {
-  Snapshot snapshot;
-  snapshot.free_blocks = kv_.num_free();
-  snapshot.running.reserve(running_.size());
-  for (const Sequence* sequence : running_) {
-    snapshot.running.push_back(sequence->view());
+/// Takes blocks for the planned tokens, as far as their sequences are still there, and packs them.
+void InflightBatcher::fill_step() {
+  propose_drafts();
+  for (std::size_t i = 0; i < plan_.sequences.size(); ++i) {
+    const auto found = sequences_.find(plan_.sequences[i].id);
+    if (found == sequences_.end()) {
+      continue;
+    }
+    Sequence& sequence = *found->second;
+    const auto remaining = static_cast<std::int32_t>(sequence.tokens.size()) - sequence.num_computed;
+    const std::int32_t num_tokens = std::min(plan_.sequences[i].num_tokens, remaining);
+    std::span<const TokenId> drafts;
+    if (num_tokens == remaining && i < drafts_.size()) {
+      drafts = drafts_[i];
+    }
+    const std::int32_t end = sequence.num_computed + num_tokens + static_cast<std::int32_t>(drafts.size());
+    if (!kv_.can_grow(sequence.table, sequence.num_computed, end)) {
+      continue;  // two that were to drop a block that they share made room for one: this one pauses for a step
+    }
+    kv_.grow(sequence.table, sequence.num_computed, end);
+    step_.add(sequence, num_tokens, drafts, kv_.num_groups());
+    sequence.num_scheduled = end - sequence.num_computed;
+    sequence.num_scheduled_drafts = static_cast<std::int32_t>(drafts.size());
   }
-  const auto max_admitted = static_cast<std::size_t>(limits_.scheduler.max_batch_size);
-  for (auto it = waiting_.begin(); it != waiting_.end() && snapshot.waiting.size() < max_admitted; ++it) {
-    snapshot.waiting.push_back((*it)->view());
+}
+
+/// Fills drafts_, entry by entry of plan_.sequences, for generations that have room for some in the plan.
+void InflightBatcher::propose_drafts() {
+  drafts_.clear();
+  if (parts_.proposer == nullptr) {
+    return;
   }
-  return snapshot;
+  queries_.clear();
+  query_entries_.clear();
+  for (std::size_t i = 0; i < plan_.sequences.size(); ++i) {
+    const auto found = sequences_.find(plan_.sequences[i].id);
+    if (found == sequences_.end() || !found->second->may_speculate()) {
+      continue;
+    }
+    const Sequence& sequence = *found->second;
+    const auto num_tokens = static_cast<std::int32_t>(sequence.tokens.size());
+    const std::int32_t room = std::min({plan_.sequences[i].num_tokens - (num_tokens - sequence.num_computed),
+                                        sequence.max_len - num_tokens - 1, limits_.num_speculative_tokens});
+    if (room > 0) {
+      queries_.push_back({sequence.id, sequence.tokens, room});
+      query_entries_.push_back(i);
+    }
+  }
+  if (queries_.empty()) {
+    return;
+  }
+  std::vector<std::vector<TokenId>> proposals;
+  try {
+    parts_.proposer->propose(queries_, proposals);
+  } catch (const std::exception&) {
+    return;  // speculation is an aid: the step goes on without it
+  }
+  drafts_.resize(plan_.sequences.size());
+  for (std::size_t q = 0; q < std::min(proposals.size(), queries_.size()); ++q) {
+    const auto count = std::min(proposals[q].size(), static_cast<std::size_t>(queries_[q].max_drafts));
+    const auto valid = std::find_if(proposals[q].begin(), proposals[q].begin() + static_cast<std::ptrdiff_t>(count),
+                                    [this](TokenId t) { return t < 0 || t >= limits_.vocab_size; });
+    drafts_[query_entries_[q]].assign(proposals[q].begin(), valid);
+  }
+}
+
+bool InflightBatcher::uses_adapter(AdapterId id) const {
+  return std::any_of(sequences_.begin(), sequences_.end(),
+                     [id](const auto& each) { return each.second->adapter == id; });
 }
 
 Stats InflightBatcher::stats() const {
   Stats stats = totals_;
   stats.queued = static_cast<std::int64_t>(waiting_.size());
   stats.running = static_cast<std::int64_t>(running_.size());
-  stats.blocks_total = kv_.num_blocks();
-  stats.blocks_used = kv_.num_used();
+  stats.blocks_total = kv_.num_blocks(0);
+  stats.blocks_used = kv_.num_used(0);
+  stats.blocks_cached = kv_.num_cached(0);
+  stats.host_blocks_used = kv_.num_host_used(0);
+  stats.cache = kv_.stats();
+  if (parts_.watchdog != nullptr) {
+    stats.stuck_steps = parts_.watchdog->num_reports();
+  }
   return stats;
 }
 
@@ -257,23 +319,27 @@ void InflightBatcher::check_invariants() const {
     }
   };
   require(waiting_.size() + running_.size() == sequences_.size(), "a sequence either waits or runs");
+  require(by_request_.size() == sequences_.size(), "every sequence is filed under its request");
   require(running_.size() <= static_cast<std::size_t>(limits_.scheduler.max_batch_size), "max_batch_size run at most");
+  std::int64_t queued_tokens = 0;
   std::vector<const BlockTable*> tables;
   for (const auto& [id, sequence] : sequences_) {
     const SequenceView view = sequence->view();
-    const bool waits = waiting_.contains(sequence.get());
+    const bool waits = waiting_.contains(id);
+    queued_tokens += waits ? sequence->num_prompt_tokens : 0;
     require(id == view.id, "sequences are filed under their ids");
     require(waits != running_.contains(sequence.get()), "a sequence either waits or runs");
     require(waits == (sequence->state == SequenceState::kQueued), "the state says whether it waits");
     require(sequence->state != SequenceState::kFinished, "finished sequences are forgotten");
     require(0 <= view.num_computed && view.num_computed < view.num_tokens && view.num_tokens < view.max_len,
             "0 ≤ num_computed < num_tokens < max_len");
-    require(!waits || view.num_blocks == 0, "who waits holds no blocks");
-    require(sequence->state != SequenceState::kGenerating || view.remaining() == 1, "a generation lacks one token");
-    require(view.num_blocks >= kv_.blocks_for(view.num_computed), "blocks cover what is computed");
-    require(view.num_blocks <= kv_.blocks_for(view.num_tokens), "no block is held ahead of need");
+    require(!waits || sequence->table.empty(), "who waits holds no blocks");
+    require(sequence->state != SequenceState::kGenerating || sequence->constraint != nullptr || view.remaining() == 1,
+            "a generation without grammar lacks one token");
     tables.push_back(&sequence->table);
   }
+  require(queued_tokens == queued_tokens_, "queued tokens are those of who waits");
+  waiting_.check_invariants();
   kv_.check_invariants(tables);
 }
 

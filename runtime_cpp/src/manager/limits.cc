@@ -5,6 +5,8 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "manager/kv_memory.h"
+#include "support/strings.h"
 
 namespace aotllm {
 namespace {
@@ -22,28 +24,10 @@ std::int32_t within_engine(const char* param, std::int32_t value, std::int32_t e
   return value == 0 ? engine : value;
 }
 
-/// Blocks for max_batch_size sequences of full length within a quarter of the free memory. Where that holds not even
-/// one such sequence, as much of one as three quarters of the memory hold.
-std::int32_t default_num_kv_blocks(const ModelShape& shape, std::int32_t max_batch_size,
-                                   std::optional<std::int64_t> free_bytes) {
-  const std::int64_t one = (shape.max_seq_len + shape.tokens_per_block - 1) / shape.tokens_per_block;
-  const std::int64_t wanted = std::min<std::int64_t>(one * max_batch_size, std::numeric_limits<std::int32_t>::max());
-  if (shape.kv_bytes_per_block <= 0) {
-    return static_cast<std::int32_t>(wanted);
+void require_at_least(const char* param, double value, double least) {
+  if (!(value >= least)) {
+    refuse(param, cat(param, " is ", value, "; it must be at least ", least));
   }
-  if (!free_bytes) {
-    return static_cast<std::int32_t>(one);
-  }
-  const std::int64_t quarter = *free_bytes / 4 / shape.kv_bytes_per_block;
-  const std::int64_t blocks =
-      quarter >= one ? std::min(wanted, quarter) : std::min(one, *free_bytes / 4 * 3 / shape.kv_bytes_per_block);
-  if (blocks < 1) {
-    refuse("num_kv_blocks", "no memory for the KV cache: " + std::to_string(*free_bytes) +
-                                " bytes are free, and one block of " + std::to_string(shape.tokens_per_block) +
-                                " tokens takes " + std::to_string(shape.kv_bytes_per_block) +
-                                ". Free some memory or take a smaller engine");
-  }
-  return static_cast<std::int32_t>(blocks);
 }
 
 }  // namespace
@@ -61,21 +45,30 @@ Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std:
   scheduler.max_chunk_tokens = config.max_chunk_tokens == 0
                                    ? scheduler.max_num_tokens
                                    : std::min(config.max_chunk_tokens, scheduler.max_num_tokens);
-  if (config.max_queue_size < 0) {
-    refuse("max_queue_size", "max_queue_size is " + std::to_string(config.max_queue_size) + "; it must be at least 0");
+  scheduler.windows.clear();
+  for (const KvGroupShape& group : shape.kv_groups) {
+    scheduler.windows.push_back(group.window);
   }
-  if (config.num_kv_blocks < 0) {
-    refuse("num_kv_blocks", "num_kv_blocks is " + std::to_string(config.num_kv_blocks) +
-                                "; it must be at least 1, or 0 to size the KV cache by the free memory");
-  }
-  limits.vocab_size = shape.vocab_size;
+  scheduler.capacity_policy = config.capacity_policy;
+  scheduler.queue_policy = config.queue_policy;
+  scheduler.max_wait_steps = config.max_wait_steps;
+  require_at_least("max_wait_steps", static_cast<double>(config.max_wait_steps), 1);
+  require_at_least("max_queue_size", config.max_queue_size, 0);
+  require_at_least("max_queued_tokens", static_cast<double>(config.max_queued_tokens), 0);
+  require_at_least("max_kv_events", config.max_kv_events, 0);
+  require_at_least("num_speculative_tokens", config.num_speculative_tokens, 0);
+  require_at_least("stuck_step_seconds", config.stuck_step_seconds, 0);
   limits.max_queue_size = config.max_queue_size;
+  limits.max_queued_tokens = config.max_queued_tokens;
+  limits.max_kv_events = config.max_kv_events;
+  limits.enable_prefix_caching = config.enable_prefix_caching;
+  limits.num_speculative_tokens = config.num_speculative_tokens;
+  limits.vocab_size = shape.vocab_size;
   limits.eos_token_ids = config.eos_token_ids;
-  limits.num_kv_blocks = config.num_kv_blocks == 0 ? default_num_kv_blocks(shape, scheduler.max_batch_size, free_bytes)
-                                                   : config.num_kv_blocks;
+  limits.kv_memory =
+      KvMemoryPlanner(shape, scheduler.max_chunk_tokens).plan(config, scheduler.max_batch_size, free_bytes);
   limits.engine_max_seq_len = shape.max_seq_len;
-  limits.max_seq_len = static_cast<std::int32_t>(
-      std::min<std::int64_t>(shape.max_seq_len, std::int64_t{limits.num_kv_blocks} * shape.tokens_per_block));
+  limits.max_seq_len = limits.kv_memory.max_seq_len;
   return limits;
 }
 
@@ -94,14 +87,37 @@ void validate_request(const Request& request, const Limits& limits) {
     refuse("logprobs", "logprobs is " + std::to_string(request.logprobs) + "; it must be in [0, " +
                            std::to_string(limits.vocab_size) + "], or -1 for none");
   }
+  if (request.prompt_logprobs < -1 || request.prompt_logprobs > limits.vocab_size) {
+    refuse("prompt_logprobs", cat("prompt_logprobs is ", request.prompt_logprobs, "; it must be in [0, ",
+                                  limits.vocab_size, "], or -1 for none"));
+  }
+  if (request.n < 1 || request.n > kMaxSequences) {
+    refuse("n", cat("n is ", request.n, "; it must be in [1, ", kMaxSequences, "]"));
+  }
+  const std::int64_t most = std::int64_t{limits.max_queue_size} + limits.scheduler.max_batch_size;
+  if (request.n > most) {  // waiting would not help
+    refuse("n", cat("n is ", request.n, ", but no more than ", most,
+                    " sequences can wait and run at a time (max_queue_size ", limits.max_queue_size,
+                    ", max_batch_size ", limits.scheduler.max_batch_size, "). Ask for fewer, or raise max_queue_size"));
+  }
+  if (!(request.timeout >= 0.0)) {
+    refuse("timeout", cat("timeout is ", request.timeout, " seconds; it must be at least 0, 0 for none"));
+  }
+  if (request.retention_priority < kMinRetention || request.retention_priority > kMaxRetention) {
+    refuse("retention_priority", cat("retention_priority is ", request.retention_priority, "; it must be in [",
+                                     kMinRetention, ", ", kMaxRetention, "]"));
+  }
+  if (request.adapter < 0) {
+    refuse("adapter", cat("adapter is ", request.adapter, "; it must be one of load_adapter, or 0 for none"));
+  }
   const std::size_t prompt_len = request.prompt_token_ids.size();
   if (prompt_len >= static_cast<std::size_t>(limits.max_seq_len)) {
     std::string message = "the maximum context length is " + std::to_string(limits.max_seq_len) +
                           " tokens, but the prompt has " + std::to_string(prompt_len) +
                           " and at least one is to be generated. Shorten the prompt";
     if (limits.max_seq_len < limits.engine_max_seq_len) {
-      message += ", or raise num_kv_blocks: the engine can do " + std::to_string(limits.engine_max_seq_len) +
-                 " tokens, but the KV cache of " + std::to_string(limits.num_kv_blocks) + " blocks cannot";
+      message += cat(", or raise the KV memory: the engine can do ", limits.engine_max_seq_len,
+                     " tokens, but the KV cache of ", limits.kv_memory.groups.front().device_blocks, " blocks cannot");
     }
     throw Error(ErrorKind::kContextTooLong, message, "prompt_token_ids");
   }

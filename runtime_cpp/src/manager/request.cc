@@ -10,6 +10,8 @@ const char* finish_reason_name(FinishReason reason) noexcept {
       return "length";
     case FinishReason::kCancelled:
       return "cancelled";
+    case FinishReason::kTimeout:
+      return "timeout";
     case FinishReason::kError:
       return "error";
   }

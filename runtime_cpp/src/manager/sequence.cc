@@ -5,20 +5,50 @@
 #include <utility>
 
 #include "aotllm/errors.h"
+#include "sampling/processors.h"
 
 namespace aotllm {
+namespace {
 
-Sequence::Sequence(RequestId request_id, Request&& request, std::uint64_t random_seed, const Limits& limits)
-    : id(request_id),
+/// With prefix caching switched off every request has a realm of its own, which only its own sequences share.
+PrefixRealm realm_of(RequestId request_id, const Request& request, const Limits& limits) {
+  return {request.adapter,
+          limits.enable_prefix_caching ? "salt " + request.cache_salt : "request " + std::to_string(request_id)};
+}
+
+Clock::time_point deadline_of(const Request& request, Clock::time_point now) {
+  constexpr double kYear = 365.0 * 24 * 3600;  // beyond it the clock's integers are in danger
+  if (request.timeout == 0.0 || request.timeout > kYear) {
+    return Clock::time_point::max();
+  }
+  return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.timeout));
+}
+
+}  // namespace
+
+Sequence::Sequence(RequestId request_id_in, std::int32_t index_in, const Request& request, std::uint64_t random_seed,
+                   Clock::time_point now, const Limits& limits)
+    : request_id(request_id_in),
+      index(index_in),
       priority(request.priority),
+      retention(request.retention_priority),
       num_logprobs(request.logprobs),
+      num_prompt_logprobs(index_in == 0 ? request.prompt_logprobs : -1),
       return_logits(request.return_logits),
-      sampling(std::move(request.sampling)),
+      adapter(request.adapter),
+      sampling(request.sampling),
+      processors(make_processors(sampling, limits.eos_token_ids, limits.vocab_size)),
+      constraint(request.constraint == nullptr ? nullptr : request.constraint->clone()),
       seed(sampling.seed ? static_cast<std::uint64_t>(*sampling.seed) : random_seed),
-      tokens(std::move(request.prompt_token_ids)),
+      tokens(request.prompt_token_ids),
       num_prompt_tokens(static_cast<std::int32_t>(tokens.size())),
       max_len(static_cast<std::int32_t>(
-          std::min<std::int64_t>(std::int64_t{num_prompt_tokens} + sampling.max_tokens, limits.max_seq_len))) {}
+          std::min<std::int64_t>(std::int64_t{num_prompt_tokens} + sampling.max_tokens, limits.max_seq_len))),
+      keys(realm_of(request_id_in, request, limits), limits.scheduler.tokens_per_block),
+      submitted(now),
+      deadline(deadline_of(request, now)) {
+  keys.extend(tokens);
+}
 
 void Sequence::move_to(SequenceState next) {
   const bool running = state == SequenceState::kContext || state == SequenceState::kGenerating;
@@ -27,20 +57,33 @@ void Sequence::move_to(SequenceState next) {
                      (next == SequenceState::kQueued && running) ||
                      (next == SequenceState::kFinished && state != SequenceState::kFinished);
   if (!legal) {
-    throw Error(ErrorKind::kInternal, "request " + std::to_string(id) + " cannot move from state " +
+    throw Error(ErrorKind::kInternal, "sequence " + std::to_string(id) + " cannot move from state " +
                                           std::to_string(static_cast<int>(state)) + " to " +
                                           std::to_string(static_cast<int>(next)));
   }
   state = next;
 }
 
+bool Sequence::scores_prompt() const {
+  return num_prompt_logprobs >= 0 && !prompt_scored;
+}
+
 SequenceView Sequence::view() const {
-  return {.id = id,
-          .priority = priority,
-          .num_tokens = static_cast<std::int32_t>(tokens.size()),
-          .num_computed = num_computed,
-          .max_len = max_len,
-          .num_blocks = table.size()};
+  SequenceView view;
+  view.id = id;
+  view.priority = priority;
+  view.num_tokens = static_cast<std::int32_t>(tokens.size());
+  view.num_computed = num_computed;
+  view.max_len = max_len;
+  view.max_chunk = scores_prompt() ? kMaxScoredChunk : 0;
+  view.is_context = state != SequenceState::kGenerating || view.remaining() > 1;
+  view.num_blocks = table.num_blocks();
+  view.num_preemptions = num_preemptions;
+  view.overdue = overdue;
+  if (!scores_prompt()) {
+    view.block_keys = keys.blocks();
+  }
+  return view;
 }
 
 }  // namespace aotllm

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <vector>
 
+#include "aotllm/constraint.h"
 #include "aotllm/kv_cache.h"
 #include "aotllm/request.h"
 #include "aotllm/sampler.h"
@@ -11,37 +15,74 @@
 
 namespace aotllm {
 
+using Clock = std::chrono::steady_clock;
+
+/// Largest context chunk of a sequence whose prompt is scored: each of its tokens needs a row of logits.
+inline constexpr std::int32_t kMaxScoredChunk = 64;
+
 /// Where a sequence is in its life: queued → context → generating → finished. Preemption leads from the middle two
 /// back to queued; every state may lead to finished.
 enum class SequenceState : std::uint8_t { kQueued, kContext, kGenerating, kFinished };
 
-/// A request inside the batcher: its tokens, its blocks and how far it got.
+/// One sequence of a request inside the batcher: its tokens, its blocks and how far it got.
 ///
-/// 0 ≤ num_computed < tokens.size() < max_len between steps; the last known token is always yet to be computed.
+/// 0 ≤ num_computed < tokens.size() < max_len between steps; the last known token is always yet to be computed. A
+/// generation lacks one token, or more where a grammar has forced some.
 struct Sequence {
-  /// `request` is valid (see validate_request) and moved from.
-  Sequence(RequestId request_id, Request&& request, std::uint64_t random_seed, const Limits& limits);
+  /// Sequence `index` of `request`, which is valid (see validate_request). `random_seed` is the request's where it has
+  /// none of its own.
+  Sequence(RequestId request_id, std::int32_t index, const Request& request, std::uint64_t random_seed,
+           Clock::time_point now, const Limits& limits);
 
   /// Throws Error(kInternal) for a move that the life above does not have.
   void move_to(SequenceState next);
 
+  /// Its lengths; what the KV cache knows of it is the batcher's to add where it waits.
   SequenceView view() const;
 
-  RequestId id;
-  std::int32_t priority;
-  std::int32_t num_logprobs;
-  bool return_logits;
-  SamplingParams sampling;
+  /// Log-probabilities of prompt tokens are asked for, and some are still to come.
+  bool scores_prompt() const;
+
+  /// Drafts of this sequence may be verified: nothing needs to know each token before the next one is computed.
+  bool may_speculate() const { return state == SequenceState::kGenerating && constraint == nullptr; }
+
+  SequenceId id = 0;  ///< given by the manager when it is queued
+  const RequestId request_id;
+  const std::int32_t index;
+  const std::int32_t priority;
+  const std::int32_t retention;
+  const std::int32_t num_logprobs;
+  const std::int32_t num_prompt_logprobs;
+  const bool return_logits;
+  const AdapterId adapter;
+  const SamplingParams sampling;
   LogitsProcessors processors;
-  std::uint64_t seed;  ///< the request's, or a random one
+  std::unique_ptr<Constraint> constraint;  ///< null = any token may follow
+  const std::uint64_t seed;
 
   SequenceState state = SequenceState::kQueued;
   std::vector<TokenId> tokens;  ///< prompt, then generated
-  std::int32_t num_prompt_tokens;
+  const std::int32_t num_prompt_tokens;
   std::int32_t num_computed = 0;  ///< tokens whose K and V are in `table`
   std::int32_t num_cached = -1;   ///< prompt tokens that were there at the first admission; -1 before it
-  std::int32_t max_len;           ///< prompt and generated, at most
+  const std::int32_t max_len;     ///< prompt and generated, at most
+  PrefixKeys keys;                ///< of the full blocks of `tokens`
   BlockTable table;
+  std::int32_t num_scheduled = 0;              ///< tokens in the step in hand, drafts included
+  std::int32_t num_scheduled_drafts = 0;       ///< of those
+  std::vector<TokenLogprobs> prompt_logprobs;  ///< collected so far, until they are sent
+  bool prompt_scored = false;                  ///< they were sent
+
+  std::int64_t arrival_step = 0;  ///< when it began to wait
+  bool overdue = false;
+  std::int32_t num_preemptions = 0;
+  std::int32_t num_draft_tokens = 0;
+  std::int32_t num_accepted_tokens = 0;
+
+  const Clock::time_point submitted;
+  const Clock::time_point deadline;  ///< time_point::max() = none
+  Clock::time_point admitted{};
+  Clock::time_point first_token{};
 };
 
 }  // namespace aotllm

@@ -1,0 +1,267 @@
+// The step itself: the runner's part, what is done beside it, and what its logits become.
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "aotllm/errors.h"
+#include "manager/inflight_batcher.h"
+#include "support/strings.h"
+
+namespace aotllm {
+
+void InflightBatcher::run() {
+  if (step_.empty()) {
+    return;
+  }
+  if (run_step()) {
+    if (parts_.watchdog != nullptr) {
+      parts_.watchdog->enter(Watchdog::Phase::kSampling);
+    }
+    take_results();
+  }
+  for (const StepInputs::Entry& entry : step_.entries()) {
+    current_.scheduled += 1;
+    (entry.is_context ? current_.context_tokens : current_.generation_tokens) += entry.num_tokens;
+  }
+  record_step();
+  plan_ = {};
+  step_.clear();
+  if (parts_.watchdog != nullptr) {
+    parts_.watchdog->end();
+  }
+}
+
+/// Gives the planned step to the runner. False where it failed, and its sequences with it.
+bool InflightBatcher::run_step() {
+  ++totals_.steps;
+  totals_.steps_planned_ahead += current_.planned_ahead ? 1 : 0;
+  if (parts_.watchdog != nullptr) {
+    request_ids_.clear();
+    for (const StepInputs::Entry& entry : step_.entries()) {
+      request_ids_.push_back(entry.sequence->request_id);
+    }
+    parts_.watchdog->describe(request_ids_, step_.num_tokens());
+    parts_.watchdog->enter(Watchdog::Phase::kCopyingBlocks);
+  }
+  std::string failure;
+  const Clock::time_point begin = Clock::now();
+  Background& background = parts_.background != nullptr ? *parts_.background : inline_;
+  background.start(side_job_);
+  try {
+    const std::vector<BlockCopy> copies = kv_.take_copies();
+    copied_blocks_ = !copies.empty();
+    if (copied_blocks_) {
+      runner_.copy_blocks(copies);
+    }
+    if (parts_.watchdog != nullptr) {
+      parts_.watchdog->enter(Watchdog::Phase::kRunning);
+    }
+    runner_.step(step_.steps(), outputs_);
+  } catch (const std::exception& e) {
+    failure = cat("the step failed: ", e.what());
+  } catch (...) {
+    failure = "the step failed";
+  }
+  background.wait();
+  current_.run_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const auto expected = static_cast<std::size_t>(step_.num_rows()) * static_cast<std::size_t>(limits_.vocab_size);
+  if (failure.empty() && outputs_.logits.size() != expected) {
+    failure = cat("the step returned ", outputs_.logits.size(), " logits for ", step_.num_rows(), " rows of ",
+                  limits_.vocab_size);
+  }
+  if (failure.empty()) {
+    return true;
+  }
+  fail_step(failure);
+  return false;
+}
+
+/// Plans the next step while this one runs. Reads the batch only.
+void InflightBatcher::plan_ahead() {
+  try {
+    Snapshot projection = snapshot(true);
+    add_candidates(projection, 1);  // if one would be admitted, the plan is not used
+    ahead_.offer(scheduler_.plan(projection));
+  } catch (const std::exception&) {
+    ahead_.spoil();  // planned again after the step, where a fault is seen
+  }
+}
+
+/// Grammar masks of the rows that are sampled. A grammar that fails ends its own sequence, later.
+void InflightBatcher::fill_masks() {
+  mask_failures_.clear();
+  for (const StepInputs::Entry& entry : step_.entries()) {
+    if (entry.mask < 0) {
+      continue;
+    }
+    try {
+      const std::span<std::uint32_t> mask = step_.mask(entry);
+      std::fill(mask.begin(), mask.end(), 0U);
+      entry.sequence->constraint->fill_mask(mask);
+    } catch (const std::exception& e) {
+      mask_failures_.emplace_back(entry.sequence->id, e.what());
+    }
+  }
+}
+
+void InflightBatcher::take_results() {
+  for (const StepInputs::Entry& entry : step_.entries()) {
+    Sequence& sequence = *entry.sequence;
+    sequence.num_scheduled = 0;
+    totals_.context_tokens += entry.is_context ? entry.num_tokens : 0;
+    sequence.num_computed += entry.num_tokens - entry.num_drafts;
+    const SequenceId id = sequence.id;
+    try {
+      if (sequence.scores_prompt()) {
+        score_prompt(entry);
+      }
+      if (entry.samples) {
+        check_mask(entry);
+        sample(entry);
+      }
+    } catch (const Error& e) {
+      fail(sequence, e.kind(), cat("sampling failed: ", e.what()));
+    } catch (const std::exception& e) {
+      fail(sequence, ErrorKind::kInternal, cat("sampling failed: ", e.what()));
+    }
+    if (sequences_.contains(id)) {
+      sequence.keys.extend(sequence.tokens);
+      kv_.commit(sequence.table, sequence.keys, computed(sequence), sequence.retention);
+    }
+  }
+}
+
+/// Throws what went wrong with the entry's grammar mask, if anything did.
+void InflightBatcher::check_mask(const StepInputs::Entry& entry) const {
+  for (const auto& [id, message] : mask_failures_) {
+    if (id == entry.sequence->id) {
+      throw Error(ErrorKind::kInvalidRequest, cat("the grammar gives no mask: ", message), "structured_outputs");
+    }
+  }
+}
+
+/// Log-probabilities of the prompt tokens behind those of a chunk. Its num_computed is past the chunk already.
+void InflightBatcher::score_prompt(const StepInputs::Entry& entry) {
+  Sequence& sequence = *entry.sequence;
+  const std::int32_t begin = sequence.num_computed - entry.num_tokens;
+  for (std::int32_t i = 0; i < entry.num_tokens && begin + i + 1 < sequence.num_prompt_tokens; ++i) {
+    if (static_cast<std::int32_t>(sequence.prompt_logprobs.size()) > begin + i) {
+      continue;  // computed again after preemption
+    }
+    const TokenId token = sequence.tokens[static_cast<std::size_t>(begin + i + 1)];
+    sequence.prompt_logprobs.push_back(
+        sampler_.logprobs(outputs_.row(entry.first_row + i), token, sequence.num_prompt_logprobs));
+  }
+}
+
+/// Draws the tokens that the rows of `entry` give: one, and one more for each draft that it proves right.
+void InflightBatcher::sample(const StepInputs::Entry& entry) {
+  Sequence& sequence = *entry.sequence;
+  if (sequence.state == SequenceState::kContext) {
+    sequence.move_to(SequenceState::kGenerating);
+  }
+  const std::span<const TokenId> drafts = step_.drafts(entry);
+  Response response = response_for(sequence);
+  std::int32_t accepted = 0;
+  for (std::int32_t i = 0; i <= entry.num_drafts; ++i) {
+    take_token(sequence, outputs_.row(entry.first_sampled_row() + i), step_.mask(entry), response);
+    if (response.finish_reason || i == entry.num_drafts ||
+        sequence.tokens.back() != drafts[static_cast<std::size_t>(i)]) {
+      break;
+    }
+    ++accepted;
+    ++sequence.num_computed;
+  }
+  sequence.num_draft_tokens += entry.num_drafts;
+  sequence.num_accepted_tokens += accepted;
+  response.num_draft_tokens = sequence.num_draft_tokens;
+  response.num_accepted_tokens = sequence.num_accepted_tokens;
+  totals_.draft_tokens += entry.num_drafts;
+  totals_.accepted_tokens += accepted;
+  if (sequence.constraint != nullptr && !response.finish_reason) {
+    take_forced(sequence, response);
+  }
+  if (sequence.scores_prompt()) {
+    response.prompt_logprobs = std::move(sequence.prompt_logprobs);
+    sequence.prompt_scored = true;
+  }
+  if (response.finish_reason) {
+    finish(sequence, std::move(response));
+  } else {
+    responses_.push_back(std::move(response));
+  }
+}
+
+/// Appends the token that `logits` [vocab_size] give, and sets the finish reason if it is the last one.
+void InflightBatcher::take_token(Sequence& sequence, std::span<const float> logits, std::span<const std::uint32_t> mask,
+                                 Response& response) {
+  const TokenId token = sampler_.sample(logits, {.params = sequence.sampling,
+                                                 .processors = sequence.processors,
+                                                 .tokens = sequence.tokens,
+                                                 .num_prompt_tokens = sequence.num_prompt_tokens,
+                                                 .seed = sequence.seed,
+                                                 .sequence_index = static_cast<std::uint32_t>(sequence.index),
+                                                 .mask = mask});
+  if (sequence.num_logprobs >= 0) {
+    response.logprobs.push_back(sampler_.logprobs(logits, token, sequence.num_logprobs));
+  }
+  if (sequence.return_logits) {
+    response.logits.emplace_back(logits.begin(), logits.end());
+  }
+  if (sequence.first_token == Clock::time_point{}) {
+    sequence.first_token = Clock::now();
+  }
+  append(sequence, token, response);
+  if (sequence.constraint != nullptr && !response.stop_token_id) {
+    sequence.constraint->accept(token);
+    if (sequence.constraint->finished()) {
+      response.finish_reason = FinishReason::kStop;
+    }
+  }
+}
+
+/// Appends the tokens that the grammar forces next: they need no draw and no step of their own. Requests that want to
+/// see logits of every token go the long way.
+void InflightBatcher::take_forced(Sequence& sequence, Response& response) {
+  if (sequence.num_logprobs >= 0 || sequence.return_logits) {
+    return;
+  }
+  const std::int32_t room = sequence.max_len - static_cast<std::int32_t>(sequence.tokens.size());
+  for (const TokenId token : sequence.constraint->take_forced(room)) {
+    append(sequence, token, response);
+    ++totals_.forced_tokens;
+    ahead_.spoil();  // it has more to compute than was foreseen
+    if (response.finish_reason) {
+      return;
+    }
+  }
+  if (sequence.constraint->finished()) {
+    response.finish_reason = FinishReason::kStop;
+  }
+}
+
+void InflightBatcher::append(Sequence& sequence, TokenId token, Response& response) {
+  sequence.tokens.push_back(token);
+  response.token_ids.push_back(token);
+  ++totals_.generated_tokens;
+  if (is_stop_token(sequence, token)) {
+    response.finish_reason = FinishReason::kStop;
+    response.stop_token_id = token;
+  } else if (sequence.tokens.size() >= static_cast<std::size_t>(sequence.max_len)) {
+    response.finish_reason = FinishReason::kLength;
+  }
+}
+
+void InflightBatcher::record_step() {
+  constexpr std::size_t kKept = 1024;
+  current_.latency_seconds = std::chrono::duration<double>(Clock::now() - step_begun_).count();
+  current_.queued = static_cast<std::int32_t>(waiting_.size());
+  current_.paused = std::max(0, static_cast<std::int32_t>(num_running_before_) - current_.scheduled);
+  totals_.last_step = current_;
+  if (step_stats_.size() == kKept) {
+    step_stats_.pop_front();
+  }
+  step_stats_.push_back(current_);
+}
+
+}  // namespace aotllm
