@@ -12,23 +12,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from aotllm.beam_search import BeamSearchParams
     from aotllm.engines import Engine, open_engine
     from aotllm.errors import AotllmError
     from aotllm.executor import Executor
-    from aotllm.manager import ExecutorConfig
-    from aotllm.request import Request, RequestOutput, Timings, TokenLogprob, TokenOutput
+    from aotllm.executor_config import ExecutorConfig
+    from aotllm.kv_memory import KvMemory
+    from aotllm.request import Request, RequestOutput, SequenceOutput, Timings, TokenLogprob, TokenOutput
     from aotllm.request_handle import RequestHandle
     from aotllm.sampling_params import SamplingParams
+    from aotllm.stats import ExecutorStats
+    from aotllm.structured_outputs import StructuredOutputs
 
 _HOME = {
     "AotllmError": "aotllm.errors",
+    "BeamSearchParams": "aotllm.beam_search",
     "Engine": "aotllm.engines",
     "Executor": "aotllm.executor",
-    "ExecutorConfig": "aotllm.manager",
+    "ExecutorConfig": "aotllm.executor_config",
+    "ExecutorStats": "aotllm.stats",
+    "KvMemory": "aotllm.kv_memory",
     "Request": "aotllm.request",
     "RequestHandle": "aotllm.request_handle",
     "RequestOutput": "aotllm.request",
     "SamplingParams": "aotllm.sampling_params",
+    "SequenceOutput": "aotllm.request",
+    "StructuredOutputs": "aotllm.structured_outputs",
     "Timings": "aotllm.request",
     "TokenLogprob": "aotllm.request",
     "TokenOutput": "aotllm.request",
@@ -37,13 +46,18 @@ _HOME = {
 
 __all__ = [
     "AotllmError",
+    "BeamSearchParams",
     "Engine",
     "Executor",
     "ExecutorConfig",
+    "ExecutorStats",
+    "KvMemory",
     "Request",
     "RequestHandle",
     "RequestOutput",
     "SamplingParams",
+    "SequenceOutput",
+    "StructuredOutputs",
     "Timings",
     "TokenLogprob",
     "TokenOutput",

@@ -12,6 +12,17 @@ def cpu_isa() -> str:
 def default_num_threads() -> int:
     """Threads that the CPU target uses unless told: CPUs of the affinity mask, limited by the cgroup's CPU quota."""
 
+class Adapter:
+    """Low-rank updates of a model's linears, to be loaded into a runner."""
+
+    def __init__(self) -> None: ...
+    def add(self, layer: int, module: str, a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> None:
+        """y += b · (a · x) beside linear `module` (q | k | v | o | gate | up | down): a [rank, in], b [out, rank] with
+        the scale multiplied in; both are copied. Raises InvalidRequest for an unknown module or shapes that do not go
+        together; whether they fit an engine is checked when the adapter is loaded."""
+
+    def __len__(self) -> int: ...
+
 class CpuRunner:
     """Steps of an engine without the manager: scoring, tests, benchmarks."""
 
@@ -32,8 +43,21 @@ class CpuRunner:
         start_positions: Sequence[int],
         block_tables: Sequence[Sequence[int]],
         logits: Sequence[str],
+        adapters: Sequence[int] = (),
     ) -> npt.NDArray[np.float32]:
-        """One step over several sequences; `logits` per sequence: none | last | all. Returns [rows, vocab_size]."""
+        """One step over several sequences; `logits` per sequence: none | last | all; `adapters` per sequence: id of a
+        loaded adapter, 0 = none (empty: none at all). Returns [rows, vocab_size]."""
+
+    def load_adapter(self, adapter_id: int, adapter: Adapter) -> None:
+        """Makes `adapter` available to steps as `adapter_id` ≥ 1. Raises InvalidRequest, naming the tensor, where it
+        does not fit the engine; Internal for an id that is taken."""
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Frees a loaded adapter. Raises Internal for an id that is not loaded."""
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Memory of the loaded adapters, with what steps need for them"""
 
 class SamplingParams:
     """Plain values; validated by GptManager.submit. Attribute names and defaults as in aotllm.SamplingParams."""
@@ -43,6 +67,17 @@ class SamplingParams:
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    no_repeat_ngram_size: int
+    logit_bias: dict[int, float]
+    allowed_token_ids: list[int]
+    """Empty = all"""
+    bad_words: list[list[int]]
+    """In tokens"""
+    min_tokens: int
     seed: int | None
     stop_token_ids: list[int]
     ignore_eos: bool
@@ -56,28 +91,102 @@ class Request:
     """-1 = none; n ≥ 0: log-probability of each generated token and of the n most likely ones"""
     return_logits: bool
     """Attach the raw logits row of each generated token to its response (tests, TensorRT-LLM's generation_logits)"""
+    constraint: Constraint | None
+    """Write-only: start state of the grammar that the answer keeps to; the request takes a clone"""
+    n: int
+    """Sequences of the one prompt, 1 … 128; they share its KV blocks"""
+    timeout: float
+    """Seconds from submit until the request ends with what it has; 0 = none"""
+    cache_salt: str
+    """Prefixes are shared among requests of an equal salt only"""
+    retention_priority: int
+    """0 … 100; cached prefixes of a higher one are evicted later"""
+    adapter: int
+    """Id given to load_adapter; 0 = the bare model"""
+    prompt_logprobs: int
+    """-1 = none; n ≥ 0: log-probability of each prompt token from the second on and of the n most likely ones"""
     def __init__(self) -> None: ...
+
+class Constraint:
+    """A state of a compiled grammar. Threads share it as they share a list: one at a time changes it."""
+
+    def clone(self) -> Constraint: ...
+    def mask(self, vocab_size: int) -> npt.NDArray[np.uint32]:
+        """What may come next, end tokens included: bit t % 32 of word t / 32, `[⌈vocab_size / 32⌉]`. Raises
+        InvalidRequest where nothing may."""
+
+    def accept(self, token: int) -> None:
+        """Advances by an allowed token. Raises Internal for others, and the state is of no use any more."""
+
+    def take_forced(self, limit: int) -> list[int]:
+        """Tokens that must come next, at most `limit`; the state is advanced past them."""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing may follow, not even an end token."""
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary, through the C interface of llguidance. Thread-safe; releases the GIL."""
+
+    def __init__(
+        self,
+        library_path: str,
+        tokens: Sequence[bytes],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        max_compile_seconds: float = 10.0,
+    ) -> None:
+        """`tokens`: bytes by id, empty for tokens that no text is made of. Raises EngineIncompatible for a library that
+        is no llguidance of a supported version."""
+
+    def compile(self, kind: str, text: str, param: str) -> Constraint:
+        """The start state. `kind`: json_schema | regex | lark; `param` names the request's field in errors.
+
+        Raises InvalidRequest where the grammar is malformed, too large or cannot be met, Overloaded where too many
+        others take too long."""
+
+    @property
+    def library_version(self) -> str: ...
 
 class TokenLogprobs:
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
 
+class SequenceTimings:
+    """Seconds from submit."""
+
+    queue_seconds: float
+    """Until the prompt began to be computed"""
+    first_token_seconds: float
+    total_seconds: float
+
 class Response:
-    """News of one request after a step; the last one has finish_reason or error_kind set."""
+    """News of one sequence of a request after a step; its last one has finish_reason set. An error ends all sequences
+    of a request with one response."""
 
     request_id: int
+    sequence_index: int
+    """0 … n−1"""
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     logits: list[npt.NDArray[np.float32]]
     finish_reason: str | None
-    """None while running; stop | length | cancelled | error"""
+    """None while running; stop | length | timeout | cancelled | error"""
     stop_token_id: int | None
     """The EOS or stop token that ended the request; it is in token_ids"""
     error_kind: str | None
     error_message: str | None
     num_prompt_tokens: int
     num_cached_tokens: int
+    prompt_logprobs: list[TokenLogprobs]
+    """In the first response of sequence 0; those of the others may come earlier"""
+    timings: SequenceTimings | None
+    """In the last response of a sequence"""
+    num_preemptions: int
+    num_draft_tokens: int
+    """Tokens that speculation proposed for this sequence so far"""
+    num_accepted_tokens: int
 
 class ManagerConfig:
     num_threads: int
@@ -91,19 +200,120 @@ class ManagerConfig:
     max_chunk_tokens: int
     """0 = no limit below max_num_tokens; largest context chunk of one request in one step"""
     max_queue_size: int
+    max_queued_tokens: int
+    """0 = no limit; most prompt tokens of all waiting requests together"""
     eos_token_ids: list[int]
+    kv_cache_bytes: int
+    """At most one of this, the next two and num_kv_blocks is not 0"""
+    kv_cache_tokens: int
+    kv_cache_fraction: float
+    """Of the free memory"""
+    kv_host_bytes: int
+    capacity_policy: str
+    """max_utilization | guaranteed_no_evict"""
+    queue_policy: str
+    """priority | fcfs | longest_prefix"""
+    max_wait_steps: int
+    enable_prefix_caching: bool
+    max_kv_events: int
+    """Kept until read; 0 = none are made"""
+    stuck_step_seconds: float
+    """0 = never"""
+    speculative: str
+    """none | ngram | draft"""
+    num_speculative_tokens: int
+    ngram_max: int
+    ngram_min: int
+    draft_rank_file: str
+    """Of speculative draft; else empty"""
     def __init__(self) -> None: ...
 
+class StepStats:
+    """One step."""
+
+    step: int
+    latency_seconds: float
+    """From its planning to its last response"""
+    run_seconds: float
+    """Of that, in the runner"""
+    scheduled: int
+    queued: int
+    paused: int
+    preempted: int
+    context_tokens: int
+    generation_tokens: int
+    planned_ahead: bool
+
+class KvCacheStats:
+    """Counters since the start; a block counts in each KV group."""
+
+    queried_tokens: int
+    hit_tokens: int
+    stored_blocks: int
+    reused_blocks: int
+    evicted_blocks: int
+    offloaded_blocks: int
+    onloaded_blocks: int
+    copied_blocks: int
+
 class Stats:
+    """Counters since the start, and the state after the latest step; see `aotllm/stats.h`."""
+
     steps: int
+    steps_planned_ahead: int
     queued: int
     running: int
     finished: int
+    timed_out: int
+    failed: int
     context_tokens: int
     generated_tokens: int
+    forced_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+    preemptions: int
+    stuck_steps: int
     blocks_total: int
     blocks_used: int
-    preemptions: int
+    blocks_cached: int
+    host_blocks_used: int
+    cache: KvCacheStats
+    last_step: StepStats
+    hit_rate: float
+
+class KvGroupMemory:
+    window: int
+    """0 = full attention"""
+    bytes_per_block: int
+    device_blocks: int
+    host_blocks: int
+
+class KvMemory:
+    """What the KV memory buys."""
+
+    groups: list[KvGroupMemory]
+    tokens_per_block: int
+    max_seq_len: int
+    device_bytes: int
+    host_bytes: int
+    tokens: int
+    """Tokens that fit in the device's blocks"""
+    sequences_at_max_len: int
+
+class KvEvent:
+    """News of the prefix cache; `id` counts from 1, a gap tells that events were dropped."""
+
+    kind: str
+    """stored | removed | moved"""
+    id: int
+    key: int
+    parent_key: int
+    group: int
+    tier: str
+    """device | host"""
+    adapter: int
+    tokens: list[int]
+    """Of kind stored only: [tokens_per_block]"""
 
 class GptManager:
     """The in-flight-batching loop on a C++ thread of its own. All methods are thread-safe and release the GIL."""
@@ -113,14 +323,31 @@ class GptManager:
         """Request id. Raises InvalidRequest, ContextTooLong (can never fit), Overloaded (queue full), Cancelled
         (shut down)."""
 
-    def cancel(self, request_id: int) -> None:
-        """No-op for a finished or unknown id. The request's last response says cancelled."""
+    def cancel(self, request_id: int, sequence_index: int = -1) -> None:
+        """Ends one sequence, or all (-1); no-op for a finished or unknown one. Each last response says cancelled."""
 
     def poll(self, timeout: float) -> list[Response]:
         """All responses that are ready, of any request, in order; waits up to `timeout` seconds for the first one.
         Empty on time-out, and at once after shutdown when nothing is left."""
 
     def stats(self) -> Stats: ...
+    def memory(self) -> KvMemory: ...
+    def kv_events(self) -> list[KvEvent]:
+        """Those since the last call, in order."""
+
+    def step_stats(self) -> list[StepStats]:
+        """The steps since the last call, at most the latest 1024."""
+
+    def clear_prefix_cache(self) -> None:
+        """Forgets all cached prefixes before the next step."""
+
+    def load_adapter(self, adapter_id: int, adapter: Adapter) -> None:
+        """Makes an adapter available to requests; ids are above 0 and never used again. Raises InvalidRequest where it
+        does not fit the model."""
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """No request may name it any more; it is freed once none uses it. No-op for an unknown id."""
+
     def shutdown(self, drain: bool = False) -> None:
         """Idempotent. drain=True lets running and queued requests finish; else they end as cancelled."""
     @property

@@ -5,40 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from aotllm.errors import ERROR_KINDS, AotllmError, Cancelled, Internal
-from aotllm.manager import Manager, ManagerRequest, Response
+from aotllm.manager import ALL_SEQUENCES, Manager, ManagerRequest, Response
 from aotllm.output_assembler import OutputAssembler
-from aotllm.request import RequestOutput, Timings
-from aotllm.request_handle import OutputStream, Stopwatch
+from aotllm.request_handle import OutputStream
+from aotllm.request_in_flight import RequestInFlight
 
 _POLL_SECONDS = 1.0  # only how often an idle thread looks around: a response or shutdown wakes it
-
-
-@dataclass
-class _InFlight:
-    request_id: int
-    prompt_token_ids: tuple[int, ...]
-    assembler: OutputAssembler
-    stream: OutputStream = field(default_factory=OutputStream)
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
-
-    def result(self) -> RequestOutput:
-        done = self.assembler
-        assert done.finish_reason is not None
-        return RequestOutput(
-            request_id=self.request_id,
-            text=done.text,
-            token_ids=tuple(done.token_ids),
-            finish_reason=done.finish_reason,
-            stop_reason=done.stop_reason,
-            prompt_token_ids=self.prompt_token_ids,
-            num_cached_tokens=done.num_cached_tokens,
-            timings=Timings(self.stopwatch.first_token_seconds, self.stopwatch.elapsed()),
-            logprobs=tuple(done.logprobs),
-            logits=tuple(done.logits),
-        )
 
 
 class Dispatcher:
@@ -52,7 +26,7 @@ class Dispatcher:
         self._manager = manager
         # Reentrant: a handle's finalizer may run in the middle of anything.
         self._lock = threading.RLock()
-        self._requests: dict[int, _InFlight] = {}
+        self._requests: dict[int, tuple[RequestInFlight, OutputStream]] = {}
         self._closing = False
         self._broken: AotllmError | None = None
         self._thread = threading.Thread(target=self._run, name="aotllm-dispatcher", daemon=True)
@@ -64,30 +38,41 @@ class Dispatcher:
         return not self._closing and self._broken is None
 
     def submit(
-        self, request: ManagerRequest, make_assembler: Callable[[], OutputAssembler]
+        self, request: ManagerRequest, make_assembler: Callable[[int], OutputAssembler]
     ) -> tuple[int, OutputStream]:
         """Hand a request to the manager.
+
+        Args:
+            request: what the manager gets.
+            make_assembler: sequence index -> what takes the sequence's responses.
 
         Returns:
             its id and the stream that its outputs will come in.
         """
-        assembler = make_assembler()
-        prompt = tuple(request.prompt_token_ids)
+        assemblers = [make_assembler(index) for index in range(request.n)]
+        stream = OutputStream()
         # Under the lock the dispatcher thread cannot meet a response of a request that is not in the table yet.
         with self._lock:
             if self._broken is not None:
                 raise type(self._broken)(self._broken.message)
             if self._closing:
                 raise Cancelled("the executor is shut down; make a new one")
-            stopwatch = Stopwatch()
+            start = time.monotonic()
             request_id = self._manager.submit(request)
-            entry = _InFlight(request_id, prompt, assembler, stopwatch=stopwatch)
-            self._requests[request_id] = entry
-        return request_id, entry.stream
+            in_flight = RequestInFlight(
+                request_id,
+                request.prompt_token_ids,
+                assemblers,
+                keep=request.sampling.n,
+                start=start,
+                scores_prompt=request.prompt_logprobs is not None,
+            )
+            self._requests[request_id] = in_flight, stream
+        return request_id, stream
 
-    def cancel(self, request_id: int) -> None:
-        """No-op for a finished or unknown request."""
-        self._manager.cancel(request_id)
+    def cancel(self, request_id: int, sequence_index: int = ALL_SEQUENCES) -> None:
+        """No-op for a finished or unknown request or sequence."""
+        self._manager.cancel(request_id, sequence_index)
 
     def shutdown(self, drain: bool = False) -> None:
         """End all requests (`drain`: let them finish), then the thread. Idempotent; a second call may stop a drain."""
@@ -120,48 +105,46 @@ class Dispatcher:
         if entry is None:
             return  # ended by a stop string, or by a fault of its own; the manager has been told
         try:
-            self._deliver(entry, response)
+            self._deliver(response, *entry)
         except Exception as error:  # one request's fault must not reach another
-            self._forget(entry)
-            self._manager.cancel(entry.request_id)
-            entry.stream.fail(_as_internal(error))
+            self._forget(response.request_id)
+            self._manager.cancel(response.request_id)
+            entry[1].fail(_as_internal(error))
 
-    def _deliver(self, entry: _InFlight, response: Response) -> None:
+    def _deliver(self, response: Response, in_flight: RequestInFlight, stream: OutputStream) -> None:
+        request_id = response.request_id
         if response.error_kind is not None:
-            self._forget(entry)
+            self._forget(request_id)
             kind = ERROR_KINDS.get(response.error_kind, Internal)
-            entry.stream.fail(kind(response.error_message or kind.kind))
+            stream.fail(kind(response.error_message or kind.kind))
             return
-        if response.token_ids:
-            entry.stopwatch.saw_token()
-        output = entry.assembler.add(response)
-        if output.finish_reason is not None:
-            self._forget(entry)
-            if response.finish_reason is None:
-                self._manager.cancel(entry.request_id)  # a stop string: the runtime would go on
-            entry.stream.put(output, entry.result())
-        elif not entry.stream.put(output):
-            self._manager.cancel(entry.request_id)
+        news = in_flight.take(response)
+        if news.result is not None:
+            self._forget(request_id)
+        if news.stopped_early:
+            self._manager.cancel(request_id, response.sequence_index)  # the runtime would go on
+        if news.outputs and not stream.put(news.outputs, news.result):
+            self._manager.cancel(request_id)
 
-    def _forget(self, entry: _InFlight) -> None:
+    def _forget(self, request_id: int) -> None:
         with self._lock:
-            self._requests.pop(entry.request_id, None)
+            self._requests.pop(request_id, None)
 
     def _fail_all(self, error: Exception) -> None:
         with self._lock:
             self._broken = _as_internal(error)
             entries = list(self._requests.values())
             self._requests.clear()
-        for entry in entries:
-            entry.stream.fail(_as_internal(error))
+        for _, stream in entries:
+            stream.fail(_as_internal(error))
 
     def _cancel_rest(self) -> None:
         with self._lock:
             entries = list(self._requests.values())
             self._requests.clear()
-        for entry in entries:
-            output = entry.assembler.cancel()
-            entry.stream.put(output, entry.result())
+        for in_flight, stream in entries:
+            news = in_flight.cancel()
+            stream.put(news.outputs, news.result)
 
 
 def _as_internal(error: Exception) -> AotllmError:

@@ -61,6 +61,16 @@ class Overloaded(AotllmError):
         self.retry_after = retry_after
 
 
+class TimedOut(AotllmError):
+    """The time of a request was over before its answer was. Only the command line raises it: elsewhere what there is
+    of the answer is kept, with the finish reason "timeout"."""
+
+    kind = "timed_out"
+    exit_code = 5
+    http_status = 504
+    error_type = "TimeoutError"
+
+
 class CheckpointError(AotllmError):
     """A checkpoint file is missing, truncated, malformed or contradicts itself. The message names file and reason."""
 
@@ -113,6 +123,7 @@ ERROR_KINDS: dict[str, type[AotllmError]] = {
         InvalidRequest,
         ContextTooLong,
         Overloaded,
+        TimedOut,
         CheckpointError,
         UnsupportedModel,
         EngineError,

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aotllm.adapters import AdapterTable
+from aotllm.bad_words import bad_words_token_ids
+from aotllm.beam_search import BeamSearchParams
+from aotllm.beam_search_driver import BeamSearchDriver
 from aotllm.dispatcher import Dispatcher
+from aotllm.draft_engine import open_draft_engine
 from aotllm.errors import ContextTooLong, EngineError, InvalidRequest, Overloaded
-from aotllm.manager import ExecutorConfig, ManagerFactory, ManagerRequest, RuntimeManager
+from aotllm.executor_config import ExecutorConfig
+from aotllm.grammars import Grammars
+from aotllm.kv_memory import KvMemory
+from aotllm.manager import ManagerFactory, ManagerRequest, RuntimeManager
 from aotllm.output_assembler import OutputAssembler
 from aotllm.request import Promptlike, Request, RequestOutput, as_request
 from aotllm.request_handle import RequestHandle
 from aotllm.sampling_params import SamplingParams
+from aotllm.stats import ExecutorStats
 
 if TYPE_CHECKING:
     from aotllm.engines import Engine
@@ -52,33 +62,27 @@ class Executor:
 
     Args:
         engine: folder of an engine bundle, or an opened one.
-        num_threads, num_kv_blocks, max_queue_size, max_batch_size, max_num_tokens, max_chunk_tokens: see
-            `aotllm.manager.ExecutorConfig`.
+        config: sizes and policies; None = the defaults.
+        options: fields of `ExecutorConfig` that differ from `config`: `Executor(engine, num_threads=2)`.
         verify: compare the digests of the bundle's files first, about a second per GB; else only their sizes.
         manager_factory: makes the in-flight-batching loop; None = the compiled one. For tests.
 
     Raises:
-        EngineError: the bundle is missing or damaged.
-        EngineIncompatible: it was built for another machine or version.
-        InvalidRequest: a size is out of range.
+        EngineError: the bundle, or that of the draft engine, is missing or damaged.
+        EngineIncompatible: it was built for another machine or version, or cannot draft for the other.
+        InvalidRequest: an option is out of range.
     """
 
     def __init__(
         self,
         engine: str | Path | Engine,
+        config: ExecutorConfig | None = None,
         *,
-        num_threads: int = 0,
-        num_kv_blocks: int = 0,
-        max_queue_size: int = 1024,
-        max_batch_size: int = 0,
-        max_num_tokens: int = 0,
-        max_chunk_tokens: int = 0,
         verify: bool = True,
         manager_factory: ManagerFactory | None = None,
+        **options: Any,
     ) -> None:
-        config = ExecutorConfig(
-            num_threads, num_kv_blocks, max_queue_size, max_batch_size, max_num_tokens, max_chunk_tokens
-        )
+        self.config = dataclasses.replace(config or ExecutorConfig(), **options)
         if isinstance(engine, (str, Path)):
             from aotllm.engines import open_engine
 
@@ -87,7 +91,14 @@ class Executor:
         self.tokenizer: Tokenizer = engine.tokenizer()
         self.default_sampling = _engine_sampling(engine)
         """Sampling of requests that bring none: the checkpoint's generation_config.json"""
-        self._manager = (manager_factory or RuntimeManager)(engine.rank_file(0), config, engine.manifest.eos_token_ids)
+        draft_rank_file = None
+        if self.config.draft_engine is not None:
+            draft_rank_file = open_draft_engine(self.config.draft_engine, engine, self.tokenizer, verify).rank_file(0)
+        self._manager = (manager_factory or RuntimeManager)(
+            engine.rank_file(0), self.config, engine.manifest.eos_token_ids, draft_rank_file
+        )
+        self._adapters = AdapterTable(self._manager)
+        self._grammars = Grammars(self.tokenizer, engine.manifest.eos_token_ids, self._manager.vocab_size)
         self._dispatcher = Dispatcher(self._manager)
         # Also runs at interpreter exit, when the (daemon) dispatcher thread still lives.
         self._finalizer = weakref.finalize(self, self._dispatcher.shutdown)
@@ -102,15 +113,42 @@ class Executor:
         """Takes requests. False after shutdown, and after a fault of the runtime itself."""
         return self._dispatcher.alive
 
-    def stats(self) -> Any:
-        """Counters of the runtime, as in `_runtime.Stats`."""
-        return self._manager.stats()
+    def stats(self) -> ExecutorStats:
+        """Counters of the runtime."""
+        return ExecutorStats.from_native(self._manager.stats())
+
+    def memory(self) -> KvMemory:
+        """What the KV memory buys."""
+        return KvMemory.from_native(self._manager.memory())
+
+    def kv_events(self) -> Sequence[Any]:
+        """News of the prefix cache since the last call, as in `_runtime.KvEvent`. See `ExecutorConfig.max_kv_events`;
+        events that nobody reads in time are dropped, which a gap in their ids tells."""
+        return self._manager.kv_events()
+
+    @property
+    def lora_names(self) -> tuple[str, ...]:
+        """Names of the loaded LoRA adapters, for `Request.adapter`."""
+        return self._adapters.names
+
+    def load_lora(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter (a PEFT folder) that requests can use by its name; others go on meanwhile.
+
+        Raises:
+            InvalidRequest: the name is empty or taken, or the adapter does not fit the model.
+            CheckpointError: the folder is damaged.
+        """
+        self._adapters.load(name, Path(folder))
+
+    def unload_lora(self, name: str) -> None:
+        """Take no more requests for an adapter; those in flight finish with it. Raises InvalidRequest if unknown."""
+        self._adapters.unload(name)
 
     def submit(self, request: Promptlike) -> RequestHandle:
         """Queue a request. Keep the handle: the request is cancelled when it is garbage collected.
 
         Raises:
-            InvalidRequest: a parameter is out of range, or the prompt is empty.
+            InvalidRequest: a parameter is out of range, the prompt is empty, or the grammar does not compile.
             ContextTooLong: the prompt and `max_tokens` can never fit.
             Overloaded: the queue is full.
             Cancelled: the executor is shut down.
@@ -118,7 +156,7 @@ class Executor:
         return self._submit(self._prepare(as_request(request)))
 
     async def submit_async(self, request: Promptlike) -> RequestHandle:
-        """`submit` for event loops: the prompt is tokenized in a worker thread."""
+        """`submit` for event loops: the prompt is tokenized, and a grammar compiled, in a worker thread."""
         return self._submit(await asyncio.to_thread(self._prepare, as_request(request)))
 
     def generate(
@@ -135,12 +173,7 @@ class Executor:
         Raises:
             AotllmError: as `submit`, for the first prompt that fails.
         """
-        with _Batch() as batch:
-            for request in _as_requests(prompts, sampling):
-                prepared = self._prepare(request)
-                while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
-                    batch.oldest().result()
-            return [handle.result() for handle in batch.handles]
+        return self._run(map(self._prepare, _as_requests(prompts, sampling)))
 
     async def generate_async(
         self, prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None = None
@@ -152,6 +185,33 @@ class Executor:
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     await batch.oldest()
             return [await handle for handle in batch.handles]
+
+    def beam_search(self, request: Promptlike, params: BeamSearchParams | None = None) -> RequestOutput:
+        """Search for the most likely answers as a whole, with the semantics of Hugging Face's `num_beams`.
+
+        `sampling.n` of the beams are returned, best first, each with its `score`; `max_tokens`, `stop_token_ids` and
+        `ignore_eos` say when they end. Nothing is drawn: temperature and filters have no effect.
+
+        Raises:
+            InvalidRequest: as `submit`; n above the beam width; stop strings, structured outputs, or other options that
+                have no effect here.
+            AotllmError: as `submit`.
+        """
+        prepared = self._prepare(as_request(request))
+        driver = self._beam_search_driver(prepared, params)
+        with self._adapters.held(prepared.request.adapter):
+            while requests := driver.next_requests():
+                driver.take(self._run(_Prepared(step, step.sampling) for step in requests))
+        return driver.result(self.tokenizer)
+
+    async def beam_search_async(self, request: Promptlike, params: BeamSearchParams | None = None) -> RequestOutput:
+        """`beam_search` for event loops. Cancelling the task ends the search."""
+        prepared = await asyncio.to_thread(self._prepare, as_request(request))
+        driver = self._beam_search_driver(prepared, params)
+        with self._adapters.held(prepared.request.adapter):
+            while requests := driver.next_requests():
+                driver.take(await self._run_async([_Prepared(step, step.sampling) for step in requests]))
+        return driver.result(self.tokenizer)
 
     def shutdown(self, drain: bool = False) -> None:
         """Take no more requests and end. Idempotent; returns when all handles are finished.
@@ -170,25 +230,66 @@ class Executor:
     ) -> None:
         self.shutdown()
 
+    def _run(self, batch_of: Iterable[_Prepared]) -> list[RequestOutput]:
+        with _Batch() as batch:
+            for prepared in batch_of:
+                while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
+                    batch.oldest().result()
+            return [handle.result() for handle in batch.handles]
+
+    async def _run_async(self, batch_of: Iterable[_Prepared]) -> list[RequestOutput]:
+        with _Batch() as batch:
+            for prepared in batch_of:
+                while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
+                    await batch.oldest()
+            return [await handle for handle in batch.handles]
+
+    def _beam_search_driver(self, prepared: _Prepared, params: BeamSearchParams | None) -> BeamSearchDriver:
+        return BeamSearchDriver(
+            prepared.request,
+            params or BeamSearchParams(),
+            self.engine.manifest.eos_token_ids,
+            self.default_sampling,
+            self._manager.vocab_size,
+        )
+
     def _submit(self, prepared: _Prepared) -> RequestHandle:
         request, sampling = prepared
-        request_id, stream = self._dispatcher.submit(request, lambda: self._assembler(request, sampling))
+        request_id, stream = self._dispatcher.submit(request, lambda index: self._assembler(request, sampling, index))
         return RequestHandle(request_id, tuple(request.prompt_token_ids), stream, self._dispatcher.cancel, self)
 
     def _prepare(self, request: Request) -> _Prepared:
         sampling = request.sampling or self.default_sampling
         prompt = self._encode(request)
         room = self.max_seq_len - len(prompt)
-        wanted = 1 if sampling.max_tokens is None else sampling.max_tokens
+        wanted = max(1, sampling.min_tokens) if sampling.max_tokens is None else sampling.max_tokens
         if room < wanted:
+            limit = "min_tokens" if sampling.max_tokens is None else "max_tokens"
             raise ContextTooLong(
                 f"This model's maximum context length is {self.max_seq_len} tokens. However, the prompt has "
                 f"{len(prompt)} and {wanted} output token{'s' * (wanted != 1)} were requested, {len(prompt) + wanted} "
-                "in all. Shorten the prompt or lower max_tokens.",
-                _prompt_field(request) if room < 1 else "max_tokens",
+                f"in all. Shorten the prompt or lower {limit}.",
+                _prompt_field(request) if room < 1 else limit,
             )
         sampling = sampling.replace(max_tokens=room if sampling.max_tokens is None else sampling.max_tokens)
-        return _Prepared(ManagerRequest(prompt, sampling, request.priority, request.return_logits), sampling)
+        form = request.structured_outputs
+        chooses = sampling.num_sequences > sampling.n
+        native = ManagerRequest(
+            prompt,
+            sampling,
+            n=sampling.num_sequences,
+            logprobs=0 if chooses and sampling.logprobs is None else sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            priority=request.priority,
+            return_logits=request.return_logits,
+            timeout=self.config.timeout if request.timeout is None else request.timeout,
+            cache_salt=request.cache_salt or "",
+            retention_priority=request.retention_priority,
+            adapter=self._adapters.id_of(request.adapter),
+            bad_words_token_ids=bad_words_token_ids(self.tokenizer, sampling.bad_words),
+            constraint=self._grammars.compile(form) if form is not None else None,
+        )
+        return _Prepared(native, sampling)
 
     def _encode(self, request: Request) -> tuple[int, ...]:
         if request.prompt_token_ids is not None:
@@ -215,13 +316,13 @@ class Executor:
             raise InvalidRequest("the prompt is empty: it has no tokens", "prompt")
         return prompt
 
-    def _assembler(self, request: ManagerRequest, sampling: SamplingParams) -> OutputAssembler:
+    def _assembler(self, request: ManagerRequest, sampling: SamplingParams, index: int) -> OutputAssembler:
         from aotllm.tokenization import IncrementalDetokenizer
 
         detokenizer = IncrementalDetokenizer(
             self.tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
         )
-        return OutputAssembler(detokenizer, sampling)
+        return OutputAssembler(detokenizer, sampling, index)
 
 
 class _Batch:

@@ -1,11 +1,11 @@
-"""`OutputAssembler`: turns the runtime's responses for one request into text, and applies stop strings."""
+"""`OutputAssembler`: turns the runtime's responses for one sequence into text, and applies stop strings."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, cast, get_args
 
 from aotllm.manager import Response
-from aotllm.request import FinishReason, TokenLogprob, TokenOutput
+from aotllm.request import FinishReason, SequenceOutput, Timings, TokenLogprob, TokenOutput
 from aotllm.sampling_params import SamplingParams
 from aotllm.stop_strings import StopStrings
 
@@ -21,20 +21,24 @@ class Detokenizer(Protocol):
 
 
 class OutputAssembler:
-    """Accumulates one request's answer. Used by the dispatcher thread only.
+    """Accumulates one of a request's answers. Used by the dispatcher thread only.
+
+    Stop strings that complete within the first `min_tokens` tokens do not count.
 
     After `finish_reason` is set no more responses are taken. Where a stop string ended the answer the runtime does not
     know yet, and has to be told to cancel.
     """
 
-    def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams) -> None:
+    def __init__(self, detokenizer: Detokenizer, sampling: SamplingParams, index: int = 0) -> None:
         self.text = ""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.logits: list[Any] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self.num_cached_tokens = 0
+        self._index = index
+        self._cumulative_logprob: float | None = None
+        self._last: Response | None = None
         self._detokenizer = detokenizer
         self._sampling = sampling
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
@@ -45,7 +49,7 @@ class OutputAssembler:
         Tokens after the one that completes a stop string are dropped.
         """
         assert self.finish_reason is None
-        self.num_cached_tokens = response.num_cached_tokens
+        self._last = response
         text, used = "", 0
         for used, token_id in enumerate(response.token_ids, start=1):
             hidden = (
@@ -54,25 +58,27 @@ class OutputAssembler:
                 and not self._sampling.include_stop_str_in_output
             )
             if not hidden:
-                text += self._stops.append(self._detokenizer.append([token_id]))
+                text += self._stops.append(self._detokenizer.append([token_id]), self._armed(used))
             if self._stops.matched is not None:
                 break
         if response.finish_reason is not None and self._stops.matched is None:
-            text += self._flush()
+            text += self._flush(self._armed(used))
             self._finish(response)
         if self._stops.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self._stops.matched
+        if response.logprobs:
+            known = self._cumulative_logprob or 0.0
+            self._cumulative_logprob = known + sum(entry.logprob for entry in response.logprobs[:used])
+        shown = response.logprobs[:used] if self._sampling.logprobs is not None else []
         return self._record(
             TokenOutput(
                 text=text,
                 token_ids=tuple(response.token_ids[:used]),
-                logprobs=tuple(
-                    TokenLogprob(entry.token_id, entry.logprob, tuple((int(t), float(p)) for t, p in entry.top))
-                    for entry in response.logprobs[:used]
-                ),
+                logprobs=tuple(map(TokenLogprob.from_native, shown)),
                 logits=tuple(response.logits[:used]),
                 finish_reason=self.finish_reason,
                 stop_reason=self.stop_reason,
+                index=self._index,
             )
         )
 
@@ -80,10 +86,32 @@ class OutputAssembler:
         """End without a last response of the runtime."""
         assert self.finish_reason is None
         self.finish_reason = "cancelled"
-        return self._record(TokenOutput(self._flush(), (), finish_reason="cancelled"))
+        return self._record(TokenOutput(self._flush(self._armed(0)), (), finish_reason="cancelled", index=self._index))
 
-    def _flush(self) -> str:
-        return self._stops.append(self._detokenizer.flush()) + self._stops.flush()
+    def result(self, timings: Timings) -> SequenceOutput:
+        """The whole answer, once it has ended."""
+        assert self.finish_reason is not None
+        return SequenceOutput(
+            index=self._index,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            timings=timings,
+            logprobs=tuple(self.logprobs),
+            logits=tuple(self.logits),
+            cumulative_logprob=self._cumulative_logprob,
+            num_preemptions=self._last.num_preemptions if self._last is not None else 0,
+            num_draft_tokens=self._last.num_draft_tokens if self._last is not None else 0,
+            num_accepted_tokens=self._last.num_accepted_tokens if self._last is not None else 0,
+        )
+
+    def _armed(self, used: int) -> bool:
+        """Whether a stop string that completes with the `used`th token of this step ends the answer."""
+        return len(self.token_ids) + used > self._sampling.min_tokens
+
+    def _flush(self, armed: bool) -> str:
+        return self._stops.append(self._detokenizer.flush(), armed) + self._stops.flush()
 
     def _finish(self, response: Response) -> None:
         reason = response.finish_reason

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aotllm.errors import AotllmError
+from aotllm.manager import ALL_SEQUENCES
 from aotllm.request import RequestOutput, TokenOutput
 
 
@@ -38,10 +38,10 @@ class OutputStream:
         """There is a result or an error. Outputs may still wait to be read."""
         return self._result is not None or self._error is not None
 
-    def put(self, output: TokenOutput, result: RequestOutput | None = None) -> bool:
-        """Append an output; with the last one comes the result. False if an event loop that waited has gone."""
+    def put(self, outputs: Sequence[TokenOutput], result: RequestOutput | None = None) -> bool:
+        """Append outputs; with the last ones comes the result. False if an event loop that waited has gone."""
         with self._changed:
-            self._outputs.append(output)
+            self._outputs.extend(outputs)
             self._result = result
             return self._wake()
 
@@ -121,7 +121,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 class RequestHandle:
     """A request in flight; made by `Executor.submit`.
 
-    Outputs are read once, by iterating, in a thread (`for output in handle`) or in a coroutine (`async for`); the
+    Outputs are read once, by iterating, in a thread (`for output in handle`) or in a coroutine (`async for`), those of
+    several answers as they come, each with the `index` of its own (with `best_of` above n: when all have ended). The
     result can be had any number of times, with `result()` or `await handle`, whether or not outputs were read. Both
     return at once for a finished request. A failed request raises its error in either.
 
@@ -135,7 +136,7 @@ class RequestHandle:
         request_id: int,
         prompt_token_ids: tuple[int, ...],
         stream: OutputStream,
-        cancel: Callable[[int], None],
+        cancel: Callable[[int, int], None],
         owner: object,
     ) -> None:
         self.request_id = request_id
@@ -149,10 +150,14 @@ class RequestHandle:
         """Finished, failed or cancelled."""
         return self._stream.finished
 
-    def cancel(self) -> None:
-        """Ask for an end, which comes with the next step; no-op for a finished request."""
+    def cancel(self, index: int = ALL_SEQUENCES) -> None:
+        """Ask for an end, which comes with the next step; no-op for what has finished.
+
+        Args:
+            index: end this answer only, the others go on; else all.
+        """
         if not self.done:
-            self._cancel(self.request_id)
+            self._cancel(self.request_id, index)
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         """Wait for the end.
@@ -202,21 +207,4 @@ class RequestHandle:
         # Partly made handles have no stream.
         stream = getattr(self, "_stream", None)
         if stream is not None and not stream.finished:
-            self._cancel(self.request_id)
-
-
-class Stopwatch:
-    """When things happened to a request, by the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self.first_token_seconds: float | None = None
-
-    def elapsed(self) -> float:
-        """Seconds since submit."""
-        return time.monotonic() - self._start
-
-    def saw_token(self) -> None:
-        """A token has arrived; only the first one counts."""
-        if self.first_token_seconds is None:
-            self.first_token_seconds = self.elapsed()
+            self._cancel(self.request_id, ALL_SEQUENCES)

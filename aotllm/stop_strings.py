@@ -37,8 +37,13 @@ class StopStrings:
             raise ValueError("a stop string must not be empty")
         self._compile()
 
-    def append(self, text: str) -> str:
-        """The part of the text that is now safe to show. After a match: always empty."""
+    def append(self, text: str, armed: bool = True) -> str:
+        """The part of the text that is now safe to show. After a match: always empty.
+
+        Args:
+            armed: whether a stop string that `text` completes ends the text. One that completes unarmed is text like
+                any other; one that merely starts unarmed still counts.
+        """
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -47,7 +52,9 @@ class StopStrings:
         for position in range(len(self._held), len(text)):
             self._state = self._step(self._state, text[position])
             match = self._match[self._state]
-            if match is not None:
+            if match is not None and not armed:
+                self._state = self._unfinished(self._state)
+            elif match is not None:
                 self.matched = self._stops[match]
                 self._held = ""
                 end = position + 1
@@ -83,6 +90,12 @@ class StopStrings:
                 both = [m for m in (self._match[child], self._match[fail]) if m is not None]
                 self._match[child] = min(both, default=None)
                 queue.append(child)
+
+    def _unfinished(self, state: int) -> int:
+        """The longest suffix of `state` that a stop string goes on from."""
+        while state and not self._next[state]:
+            state = self._fail[state]
+        return state
 
     def _step(self, state: int, char: str) -> int:
         while char not in self._next[state]:

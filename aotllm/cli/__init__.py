@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
     A failure is one line on stderr, `error: ...`, and the exit code of its kind: 2 wrong usage, 3 bad checkpoint or
-    engine, 4 incompatible machine, 5 overload, 130 Ctrl-C, else 1. AOTLLM_TRACEBACK=1 shows where it came from.
+    engine, 4 incompatible machine, 5 overload or time-out, 130 Ctrl-C, else 1. AOTLLM_TRACEBACK=1 shows where it came
+    from.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:

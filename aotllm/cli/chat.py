@@ -29,13 +29,17 @@ class Chat:
         sampling: for every answer.
         system: system message that starts each conversation.
         raw: no chat template: each line is continued on its own, without history.
+        adapter: LoRA adapter of every answer.
     """
 
-    def __init__(self, executor: Executor, sampling: SamplingParams, system: str | None, raw: bool) -> None:
+    def __init__(
+        self, executor: Executor, sampling: SamplingParams, system: str | None, raw: bool, adapter: str | None = None
+    ) -> None:
         self._executor = executor
         self._sampling = sampling
         self._opening = [{"role": "system", "content": system}] if system is not None else []
         self._raw = raw
+        self._adapter = adapter
         self._messages = list(self._opening)
         self._terminal = sys.stdin.isatty()
 
@@ -74,9 +78,9 @@ class Chat:
         messages = [*self._messages, {"role": "user", "content": text}]
         try:
             handle = self._executor.submit(
-                Request(prompt=text, sampling=self._sampling)
+                Request(prompt=text, sampling=self._sampling, adapter=self._adapter)
                 if self._raw
-                else Request(messages=messages, sampling=self._sampling)
+                else Request(messages=messages, sampling=self._sampling, adapter=self._adapter)
             )
         except InvalidRequest as error:
             error_line(f"{error.message} (/clear starts over)")

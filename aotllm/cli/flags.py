@@ -11,15 +11,19 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from aotllm.parameters import parameters
+from aotllm.parameters import ParameterSpec, parameters
 
 
 def flag(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
-    """A keyword parameter that typer shows as `--name`."""
-    option = typer.Option(f"--{name.replace('_', '-')}", help=text)
-    if kind is bool:
-        dashed = name.replace("_", "-")
-        option = typer.Option(f"--{dashed}/--no-{dashed}" if default is None else f"--{dashed}", help=text)
+    """A keyword parameter that typer shows as `--name`. A mapping is given entry by entry, as KEY=VALUE."""
+    dashed = name.replace("_", "-")
+    option = typer.Option(f"--{dashed}", help=text)
+    if kind is dict:
+        kind = list[Any]
+        option = typer.Option(f"--{dashed}", help=text, parser=_key_and_value, metavar="KEY=VALUE")
+    elif kind is bool:
+        # What is on unless told otherwise, and what may be either, needs a flag for off.
+        option = typer.Option(f"--{dashed}" if default is False else f"--{dashed}/--no-{dashed}", help=text)
     annotation = kind if default is not None and default != () else kind | None
     return inspect.Parameter(
         name,
@@ -38,10 +42,21 @@ def schema_flags(cls: type, *, unset: bool = False, only: Sequence[str] | None =
         only: the fields that get a flag; None = all.
     """
     return [
-        flag(name, list[spec.kind] if spec.many else spec.kind, None if unset else default, spec.doc)  # type: ignore[name-defined]
+        flag(name, _flag_type(spec), None if unset else default, spec.doc)
         for name, default, spec in parameters(cls)
         if only is None or name in only
     ]
+
+
+def _flag_type(spec: ParameterSpec) -> Any:
+    if spec.key is not None:
+        return dict
+    return list[spec.kind] if spec.many else spec.kind  # type: ignore[name-defined]
+
+
+def _key_and_value(text: str) -> tuple[str, float]:
+    key, _, value = text.partition("=")
+    return key, float(value)  # a ValueError is wrong usage; the schema checks the rest
 
 
 def dataclass_flags(cls: type) -> list[inspect.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,10 @@ import typer
 
 from aotllm.cli.console import note, print_json
 from aotllm.cli.flags import schema_flags, with_flags
+from aotllm.cli.lora_flag import LORA_OPTION, parse_loras
+from aotllm.cli.memory_table import memory_table
 from aotllm.errors import InvalidRequest
-from aotllm.manager import ExecutorConfig
+from aotllm.executor_config import ExecutorConfig
 
 
 @with_flags(schema_flags(ExecutorConfig))
@@ -29,30 +32,42 @@ def serve(
         list[str] | None,
         typer.Option("--served-model-name", help="Name in the API, one per engine; default: the folder's name."),
     ] = None,
+    lora: Annotated[list[str] | None, LORA_OPTION] = None,
     drain_timeout: Annotated[
         float, typer.Option("--drain-timeout", help="Seconds that SIGTERM leaves to requests in flight.", min=0)
     ] = 30.0,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the engines' digests first.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
-    **sizes: Any,
+    **options: Any,
 ) -> None:
     """Serve engines over HTTP, with OpenAI's API."""
     names = _model_names(engines, served_model_name or [])
-
-    def ready(url: str) -> None:
-        if json:
-            print_json({"url": url, "models": names})
-        else:
-            note(f"serving {', '.join(names)} on {url}")
+    loras = parse_loras(lora or [], taken=names)
+    if loras and len(names) > 1:
+        raise InvalidRequest(f"--lora needs to know its model: serve one engine, got {len(names)}", "lora")
+    config = ExecutorConfig(**options)
 
     from aotllm.executor import Executor
     from aotllm.serving import create_app, run_server
 
     with ExitStack() as stack:
         executors = {
-            name: stack.enter_context(Executor(engine, verify=verify, **sizes))
+            name: stack.enter_context(Executor(engine, config, verify=verify))
             for name, engine in zip(names, engines, strict=True)
         }
+        for name, folder in loras.items():
+            executors[names[0]].load_lora(name, folder)
+
+        def ready(url: str) -> None:
+            memory = {name: executor.memory() for name, executor in executors.items()}
+            served = [*names, *loras]
+            if json:
+                print_json({"url": url, "models": served, "kv_memory": {n: asdict(m) for n, m in memory.items()}})
+                return
+            for name, bought in memory.items():
+                note(f"{name}: {memory_table(bought)}")
+            note(f"serving {', '.join(served)} on {url}")
+
         app = create_app(executors, api_keys=api_key or [])
         run_server(app, host, http_port, drain_timeout, ready)
 

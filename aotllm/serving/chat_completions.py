@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from aotllm.executor import Executor
 from aotllm.request import Request, RequestOutput, TokenLogprob
 from aotllm.request_handle import RequestHandle
-from aotllm.serving.generation import merged, results, submit_all
-from aotllm.serving.logprobs import chat_logprobs
+from aotllm.serving.finish import finish_fields
+from aotllm.serving.generation import beam_results, merged, results, submit_all
+from aotllm.serving.logprobs import chat_logprobs, prompt_logprobs
 from aotllm.serving.models import ServedModels
 from aotllm.serving.protocol import ChatCompletionRequest
 from aotllm.serving.sse import event_stream
@@ -23,7 +24,7 @@ from aotllm.serving.usage import usage, usage_of
 
 async def chat_completions(models: ServedModels, body: ChatCompletionRequest, client: HttpRequest) -> Response:
     """Answer a conversation, at once or as a stream. Raises AotllmError for what can be refused beforehand."""
-    name, executor = models.get(body.model)
+    name, executor, adapter, _ = models.get(body.model)
     body.check_supported()
     sampling = body.sampling(
         executor.default_sampling,
@@ -34,13 +35,17 @@ async def chat_completions(models: ServedModels, body: ChatCompletionRequest, cl
         messages=body.plain_messages(),
         sampling=sampling,
         chat_template_kwargs=body.chat_template_kwargs,
-        priority=body.priority,
+        structured_outputs=body.form(),
+        adapter=adapter,
+        **body.request_options(),
     )
-    handles = await submit_all(executor, [request], body.n)
     answer = _ChatAnswer(name, executor, body)
+    if (beams := body.beam_search(sampling)) is not None:
+        return JSONResponse(answer.whole(*await beam_results(executor, [request], beams, client)))
+    (handle,) = await submit_all(executor, [request])
     if body.stream:
-        return event_stream(answer.chunks(handles))
-    return JSONResponse(answer.whole(await results(handles, client)))
+        return event_stream(answer.chunks(handle))
+    return JSONResponse(answer.whole(*await results([handle], client)))
 
 
 class _ChatAnswer:
@@ -51,49 +56,52 @@ class _ChatAnswer:
         self._tokenizer = executor.tokenizer
         self._body = body
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def whole(self, result: RequestOutput) -> dict[str, Any]:
         """A `chat.completion` object."""
+        scored = {}
+        if self._body.prompt_logprobs is not None:
+            scored["prompt_logprobs"] = prompt_logprobs(self._tokenizer, result.prompt_logprobs)
         return {
             **self._head,
             "object": "chat.completion",
             "choices": [
                 {
-                    "index": index,
+                    "index": output.index,
                     "message": {"role": "assistant", "content": output.text},
                     "logprobs": self._logprobs(output.logprobs),
-                    "finish_reason": output.finish_reason,
-                    "stop_reason": output.stop_reason,
+                    **finish_fields(output),
                 }
-                for index, output in enumerate(outputs)
+                for output in result.outputs
             ],
-            "usage": usage_of(outputs, len(outputs)),
+            "usage": usage_of([result]),
+            **scored,
         }
 
-    async def chunks(self, handles: Sequence[RequestHandle]) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, handle: RequestHandle) -> AsyncIterator[dict[str, Any]]:
         """`chat.completion.chunk` objects: role with the first token, text, finish reason; usage where asked for."""
         options = self._body.stream_options
-        counts = [0] * len(handles)
+        count = 0
         continuous = options is not None and options.continuous_usage_stats
 
         def chunk(index: int, delta: dict[str, str], **fields: Any) -> dict[str, Any]:
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
-            usages = {"usage": usage(len(handles[0].prompt_token_ids), sum(counts))} if continuous else {}
+            usages = {"usage": usage(len(handle.prompt_token_ids), count)} if continuous else {}
             return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **usages}
 
         started: set[int] = set()
-        async for index, output in merged(handles):
-            counts[index] += len(output.token_ids)
+        async for _, output in merged([handle]):
+            index = output.index
+            count += len(output.token_ids)
             if index not in started:
                 started.add(index)
                 yield chunk(index, {"role": "assistant", "content": ""})
             if output.text or output.logprobs:
                 yield chunk(index, {"content": output.text}, logprobs=self._logprobs(output.logprobs))
             if output.finish_reason is not None:
-                end = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
-                yield chunk(index, {"content": ""}, **end)
+                yield chunk(index, {"content": ""}, **finish_fields(output))
         if options is not None and options.include_usage:
-            done = [handle.result() for handle in handles]
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done, len(done))}
+            total = usage_of([handle.result()])
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": total}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, logprobs) if self._body.logprobs else None

@@ -33,6 +33,8 @@ class ModelNotFound(AotllmError):
 
 def error_body(message: str, error_type: str, code: int, param: str | None = None) -> dict[str, Any]:
     """The body of an error, also inside a stream."""
+    # A message may quote text that is not valid Unicode.
+    message = message.encode("utf-8", "replace").decode("utf-8")
     return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
 
 
@@ -73,8 +75,6 @@ async def _on_validation_error(_: Request, error: Exception) -> JSONResponse:
 
 
 def _bad_request(message: str, param: str | None = None) -> JSONResponse:
-    # A message may quote text that is not valid Unicode.
-    message = message.encode("utf-8", "replace").decode("utf-8")
     return JSONResponse(error_body(message, _TYPES[400], 400, param), 400)
 
 

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
+from aotllm.beam_search import BeamSearchParams
 from aotllm.errors import Cancelled, Overloaded
 from aotllm.executor import Executor
 from aotllm.request import Request, RequestOutput, TokenOutput
 from aotllm.request_handle import RequestHandle
-from aotllm.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
 
-async def submit_all(executor: Executor, requests: Sequence[Request], n: int) -> list[RequestHandle]:
-    """Submit each request n times, all or none: if one is refused, the others are cancelled.
-
-    A prompt is tokenized once. With a seed, each of the n choices gets its own; the first one the seed itself.
-
-    Returns:
-        handles, request-major: `choice + request * n`.
-    """
+async def submit_all(executor: Executor, requests: Sequence[Request]) -> list[RequestHandle]:
+    """Submit all requests or none: if one is refused, the others are cancelled."""
     handles: list[RequestHandle] = []
     try:
         for request in requests:
-            first = await executor.submit_async(request)
-            handles.append(first)
-            for choice in range(1, n):
-                again = dataclasses.replace(
-                    request,
-                    prompt=None,
-                    messages=None,
-                    prompt_token_ids=first.prompt_token_ids,
-                    sampling=_choice_sampling(request.sampling, choice),
-                )
-                handles.append(executor.submit(again))
+            handles.append(await executor.submit_async(request))
     except BaseException as error:
         _cancel_all(handles)
         if isinstance(error, Cancelled):
@@ -52,12 +35,6 @@ async def submit_all(executor: Executor, requests: Sequence[Request], n: int) ->
 def _cancel_all(handles: Sequence[RequestHandle]) -> None:
     for handle in handles:
         handle.cancel()
-
-
-def _choice_sampling(sampling: SamplingParams | None, choice: int) -> SamplingParams | None:
-    if sampling is None or sampling.seed is None:
-        return sampling
-    return sampling.replace(seed=(sampling.seed + choice) % 2**64)
 
 
 def shutting_down() -> Overloaded:
@@ -88,7 +65,9 @@ async def merged(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, T
             if item is None:
                 running -= 1
             else:
-                yield index, _not_cancelled(item)
+                if item.finish_reason == "cancelled":
+                    raise shutting_down()
+                yield index, item
     finally:
         for task in tasks:
             task.cancel()
@@ -107,15 +86,34 @@ async def results(handles: Sequence[RequestHandle], client: HttpRequest) -> list
         _cancel_all(handles)
 
 
+async def beam_results(
+    executor: Executor, requests: Sequence[Request], params: BeamSearchParams, client: HttpRequest
+) -> list[RequestOutput]:
+    """`results` of beam searches, which end when the client disconnects."""
+
+    async def gather() -> list[RequestOutput]:
+        searches = [asyncio.ensure_future(executor.beam_search_async(request, params)) for request in requests]
+        try:
+            return [_not_cancelled(await search) for search in searches]
+        except Cancelled as error:  # between two steps
+            raise shutting_down() from error
+        finally:
+            for search in searches:
+                search.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+
+    return await _while_connected(gather(), client)
+
+
 async def _result(handle: RequestHandle) -> RequestOutput:
     return _not_cancelled(await handle)
 
 
-def _not_cancelled(output: T) -> T:
+def _not_cancelled(result: RequestOutput) -> RequestOutput:
     # The client is still there, so it was the server that cancelled.
-    if output.finish_reason == "cancelled":  # type: ignore[attr-defined]
+    if any(output.finish_reason == "cancelled" for output in result.outputs):
         raise shutting_down()
-    return output
+    return result
 
 
 async def _while_connected(work: Awaitable[T], client: HttpRequest) -> T:

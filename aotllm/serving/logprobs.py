@@ -26,7 +26,7 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> dic
     }
 
 
-def completion_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+def completion_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]]:
     """`choices[].logprobs` of completions.
 
     Args:
@@ -52,6 +52,49 @@ def completion_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], 
             for entry in logprobs
         ],
     }
+
+
+def echoed_logprobs(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], length: int
+) -> dict[str, list[Any]]:
+    """`choices[].logprobs` of completions for the prompt in front of an answer; the first token has none.
+
+    Args:
+        tokenizer: for the text of tokens.
+        prompt_token_ids: the prompt.
+        logprobs: of its tokens from the second on.
+        length: characters of the prompt's text, where the answer begins. Offsets are counted back from there, since
+            tokens that the tokenizer has put in front (BOS) are not part of the text.
+    """
+    first = token_text(tokenizer, prompt_token_ids[0])
+    texts = [first, *(token_text(tokenizer, entry.token_id) for entry in logprobs)]
+    scored = completion_logprobs(tokenizer, logprobs, length - sum(map(len, texts[1:])))
+    offsets = [length - sum(map(len, texts)), *scored["text_offset"]]
+    return {
+        "text_offset": [max(0, offset) for offset in offsets],
+        "token_logprobs": [None, *scored["token_logprobs"]],
+        "tokens": texts,
+        "top_logprobs": [None, *scored["top_logprobs"]],
+    }
+
+
+def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` as vLLM has it: per prompt token its own log-probability and those of the most likely ones, by
+    id; null for the first token. `rank` counts from 1, and is null for a token that is not among the most likely."""
+    scored: list[dict[str, Any] | None] = [None]
+    for entry in logprobs:
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
+        scored.append(
+            {
+                str(token_id): {
+                    "logprob": _finite(logprob),
+                    "rank": ranks.get(token_id),
+                    "decoded_token": token_text(tokenizer, token_id),
+                }
+                for token_id, logprob in dict([(entry.token_id, entry.logprob), *entry.top]).items()
+            }
+        )
+    return scored
 
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:

@@ -1,17 +1,30 @@
-"""`ServedModels`: the executors of a server, by the name that clients use."""
+"""`ServedModels`: the executors of a server and their adapters, by the name that clients use."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotllm.executor import Executor
 from aotllm.serving.errors import ModelNotFound
 
 
+class ServedModel(NamedTuple):
+    """What a name stands for."""
+
+    name: str
+    executor: Executor
+    adapter: str | None = None
+    """LoRA adapter of the executor, by its name there"""
+    parent: str | None = None
+    """Name of the model that the adapter is for"""
+
+
 class ServedModels:
-    """Name → executor, at least one; the first one answers requests that name none."""
+    """Name → executor, at least one; the first one answers requests that name none. The adapters that an executor has
+    loaded at the moment are models, too; where names clash, a model comes before an adapter, and the first adapter
+    before others."""
 
     def __init__(self, executors: Mapping[str, Executor]) -> None:
         if not executors:
@@ -19,13 +32,21 @@ class ServedModels:
         self._executors = dict(executors)
         self._created = int(time.time())
 
-    def get(self, name: str | None) -> tuple[str, Executor]:
-        """The name and executor to use. Raises ModelNotFound."""
+    def get(self, name: str | None) -> ServedModel:
+        """What to use. Raises ModelNotFound."""
+        served = self._all()
         if name is None:
-            return next(iter(self._executors.items()))
-        if name not in self._executors:
-            raise ModelNotFound(f"The model `{name}` does not exist. Served: {', '.join(self._executors)}.")
-        return name, self._executors[name]
+            return next(iter(served.values()))
+        if name not in served:
+            raise ModelNotFound(f"The model `{name}` does not exist. Served: {', '.join(served)}.")
+        return served[name]
+
+    def _all(self) -> dict[str, ServedModel]:
+        served = {name: ServedModel(name, executor) for name, executor in self._executors.items()}
+        for parent, executor in self._executors.items():
+            for adapter in executor.lora_names:
+                served.setdefault(adapter, ServedModel(adapter, executor, adapter, parent))
+        return served
 
     @property
     def alive(self) -> bool:
@@ -34,18 +55,18 @@ class ServedModels:
 
     def card(self, name: str) -> dict[str, Any]:
         """One entry of `/v1/models`."""
-        name, executor = self.get(name)
+        name, executor, _, parent = self.get(name)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "aotllm",
             "root": executor.engine.manifest.model.name or name,
-            "parent": None,
+            "parent": parent,
             "max_model_len": executor.max_seq_len,
             "permission": [],
         }
 
     def cards(self) -> list[dict[str, Any]]:
         """All entries of `/v1/models`."""
-        return [self.card(name) for name in self._executors]
+        return [self.card(name) for name in self._all()]

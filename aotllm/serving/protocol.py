@@ -6,20 +6,25 @@ that this server does not implement are refused by name (`UNSUPPORTED`), never s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
+from aotllm.beam_search import BeamSearchParams
 from aotllm.errors import InvalidRequest
 from aotllm.parameters import ParameterSpec, parameters
+from aotllm.request import Request
 from aotllm.sampling_params import SamplingParams
+from aotllm.serving.structured_outputs import StructuredFields
 
-MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 
 _ENDPOINT_FIELDS = ("logprobs", "max_tokens")
 """Sampling fields whose form in the API differs by endpoint"""
+
+_REQUEST_FIELDS = ("priority", "timeout", "cache_salt", "retention_priority")
+"""Fields of `Request` that clients may set; the adapter is chosen by the model's name"""
 
 
 class StreamOptions(BaseModel):
@@ -31,15 +36,15 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class _Common(BaseModel):
+class _Common(StructuredFields):
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Answers per prompt.")
     max_tokens: int | None = Field(None, description="Most tokens per answer.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    use_beam_search: bool = Field(False, description="Search for the most likely answers instead of drawing.")
+    early_stopping: bool | str | None = Field(None, description="When beam search ends: true, false, or never.")
 
     @model_validator(mode="before")
     @classmethod
@@ -56,6 +61,28 @@ class _Common(BaseModel):
         given |= changes
         return defaults.replace(**{name: value for name, value in given.items() if value is not None})
 
+    def request_options(self) -> dict[str, Any]:
+        """Keyword arguments of `Request` that the client set, besides prompt and sampling."""
+        given = {name: getattr(self, name) for name in _REQUEST_FIELDS}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def beam_search(self, sampling: SamplingParams) -> BeamSearchParams | None:
+        """How to search, or None for ordinary generation. There are n beams unless the client says otherwise.
+
+        Raises:
+            InvalidRequest: parameters of beam search without it, or a stream of it; names the parameter.
+        """
+        given = {name: getattr(self, name) for name, _, _ in parameters(BeamSearchParams)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not self.use_beam_search:
+            for name, value in given.items():
+                if value != _WITHOUT_BEAMS[name]:
+                    raise InvalidRequest(f"{name} is for beam search; set use_beam_search to true", name)
+            return None
+        if self.stream:
+            raise InvalidRequest("beam search cannot stream: its answers are known at the end only", "stream")
+        return BeamSearchParams(**{"beam_width": sampling.n, **given})
+
     def check_supported(self) -> None:
         """Raises InvalidRequest for a field that would change the answer and is not implemented."""
         extra = self.model_extra or {}
@@ -64,28 +91,40 @@ class _Common(BaseModel):
                 raise InvalidRequest(
                     f"{name}={extra[name]!r:.60} is not supported by this server; leave {name} out", name
                 )
-        if extra.get("best_of") not in (None, self.n):
-            raise InvalidRequest(
-                f"best_of={extra['best_of']!r:.60} is not supported by this server unless it is n", "best_of"
-            )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is for streams; set stream to true, or leave it out", "stream_options")
+        if self.stream and getattr(self, "prompt_logprobs", None) is not None:
+            raise InvalidRequest("prompt_logprobs do not come in a stream; leave one of them out", "prompt_logprobs")
 
 
 def _pydantic_type(spec: ParameterSpec) -> Any:
     # Ranges are checked by SamplingParams itself, so that all entrances give the same message.
     kind: Any = spec.kind
+    if spec.key is not None:
+        kind = dict[str, kind]
     if spec.many:
         kind = kind | list[kind]
     return kind | None
 
 
-_SAMPLING_FIELDS: Any = {
-    name: (_pydantic_type(spec), Field(None, description=f"{spec.doc} Allowed: {spec.allowed}."))
-    for name, _, spec in parameters(SamplingParams)
-    if name not in _ENDPOINT_FIELDS
-}
-_SampledRequest: Any = create_model("_SampledRequest", __base__=_Common, **_SAMPLING_FIELDS)
+def _generated_fields(schema: type, names: Callable[[str], bool]) -> Any:
+    return {
+        name: (_pydantic_type(spec), Field(None, description=f"{spec.doc} Allowed: {spec.allowed}."))
+        for name, _, spec in parameters(schema)
+        if names(name)
+    }
+
+
+_SampledRequest: Any = create_model(
+    "_SampledRequest",
+    __base__=_Common,
+    **_generated_fields(SamplingParams, lambda name: name not in _ENDPOINT_FIELDS),
+    **_generated_fields(Request, lambda name: name in _REQUEST_FIELDS),
+    **_generated_fields(BeamSearchParams, lambda name: name not in _Common.model_fields),
+)
+
+_WITHOUT_BEAMS = {"beam_width": 1, "length_penalty": 1, "early_stopping": False}
+"""Values that mean nothing where there is no beam search"""
 
 
 class CompletionRequest(_SampledRequest):  # type: ignore[misc]
@@ -95,6 +134,24 @@ class CompletionRequest(_SampledRequest):  # type: ignore[misc]
     logprobs: int | None = Field(None, description="Report this many most likely tokens.")
     echo: bool = False
     add_special_tokens: bool = Field(True, description="Begin a text prompt with the tokenizer's BOS token, if any.")
+
+    @property
+    def scores_only(self) -> bool:
+        """Nothing is generated: the prompt's log-probabilities are wanted."""
+        return bool(self.max_tokens == 0)
+
+    def tokens_to_generate(self, default: int) -> int:
+        """`SamplingParams.max_tokens` for this request. Raises InvalidRequest for 0 where no prompt is scored."""
+        if self.scores_only and not self.echo and self.prompt_logprobs is None:
+            raise InvalidRequest("max_tokens must be at least 1, or 0 with echo or prompt_logprobs", "max_tokens")
+        if self.scores_only:
+            return 1
+        return default if self.max_tokens is None else self.max_tokens
+
+    def num_prompt_logprobs(self) -> int | None:
+        """`SamplingParams.prompt_logprobs` for this request: those of the client's own, and of the echoed prompt."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in wanted if number is not None), default=None)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one or many, each a text or token ids. Raises InvalidRequest for none or too many."""
@@ -148,23 +205,16 @@ def _part_text(part: Any, where: str) -> str:
     raise InvalidRequest(f"{where}.content has a part of type {kind!r:.60}; only text parts are supported", "messages")
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "text"
-
-
 def _off(value: Any) -> bool:
     return value is False
 
 
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_tokens"), lambda value: value == 0),
-    **dict.fromkeys(("repetition_penalty", "length_penalty"), lambda value: value == 1),
-    **dict.fromkeys(("logit_bias", "bad_words", "functions"), lambda value: not value),
+    "functions": lambda value: not value,
     **dict.fromkeys(("tool_choice", "function_call"), lambda value: value == "none"),
     **dict.fromkeys(
         (
             "tools",
-            "allowed_token_ids",
             "guided_json",
             "guided_regex",
             "guided_choice",
@@ -173,17 +223,15 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
             "grammar",
             "json_schema",
             "logits_processors",
-            "prompt_logprobs",
             "truncate_prompt_tokens",
             "web_search_options",
             "audio",
         ),
         lambda value: False,
     ),
-    **dict.fromkeys(("use_beam_search", "continue_final_message", "chat_template", "suffix", "echo"), _off),
+    **dict.fromkeys(("continue_final_message", "chat_template", "suffix", "echo"), _off),
     "add_generation_prompt": lambda value: value is True,
     "add_special_tokens": _off,  # of chat: the template adds them
     "modalities": lambda value: value == ["text"],
-    "response_format": _is_text_format,
 }
 """Field -> is this value without effect. Anything else is refused; null is the same as leaving the field out."""

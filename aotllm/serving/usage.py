@@ -18,11 +18,10 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) ->
     }
 
 
-def usage_of(results: Sequence[RequestOutput], n: int) -> dict[str, Any]:
-    """`usage` of finished requests, n choices per prompt: each prompt counts once."""
-    firsts = results[::n]
+def usage_of(results: Sequence[RequestOutput]) -> dict[str, Any]:
+    """`usage` of finished requests: each prompt counts once, each answer counts, those that best_of left out too."""
     return usage(
-        sum(result.num_prompt_tokens for result in firsts),
-        sum(len(result.token_ids) for result in results),
-        sum(result.num_cached_tokens for result in firsts),
+        sum(result.num_prompt_tokens for result in results),
+        sum(result.num_generated_tokens for result in results),
+        sum(result.num_cached_tokens for result in results),
     )

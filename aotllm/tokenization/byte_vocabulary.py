@@ -18,6 +18,11 @@ from aotllm.errors import EngineError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
+_UNUSED_TOKEN = re.compile(r"<unused_?\d+>|\[unused_?\d+\]|<\|?reserved\w*\|?>")
+
+_SPACES = " \t\r\n\u2581"
+"""White space, as vocabularies spell it"""
+
 _EACH_BYTE = "aotllm.each_byte"
 """Codec error handler: one U+FFFD for each invalid byte, as SentencePiece decodes"""
 
@@ -54,7 +59,9 @@ class ByteVocabulary:
         """Raises EngineError where the tokenizer decodes in a way that is not a concatenation of bytes."""
         self._raw = raw
         self._bytes: dict[int, bytes] = {}
-        self._special = frozenset(i for i, token in raw.get_added_tokens_decoder().items() if token.special)
+        added = raw.get_added_tokens_decoder()
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._markup = frozenset(i for i, token in added.items() if token.special or token.content.strip(_SPACES))
         self._byte_level = False
         self._byte_fallback = False
         self._space: str | None = None
@@ -87,6 +94,17 @@ class ByteVocabulary:
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` hides the token."""
         return token_id in self._special
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether text is made of the token.
+
+        It is not of markup: control tokens, placeholders without a use, and tokens added to the vocabulary (but for
+        white space), which stand for something in chats (`<tool_call>`). Other tokens can spell what they look like.
+        """
+        if token_id in self._markup:
+            return False
+        token = self._raw.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        return token is not None and not _UNUSED_TOKEN.fullmatch(token)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that the token adds to a text; empty for ids without a token (padded vocabularies have some)."""

@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             calls.request = request
             return 7
 
-        cancel = poll = stats = shutdown = None
+        cancel = poll = stats = memory = kv_events = load_adapter = unload_adapter = shutdown = None
 
     names = ("ManagerConfig", "Request", "SamplingParams")
     runtime = SimpleNamespace(GptManager=GptManager, **{name: stub_class(name) for name in names})
@@ -55,25 +55,110 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_sizes(calls: SimpleNamespace):
-    config = ExecutorConfig(1, 2, 3, 4, 5, 6)
-    manager = RuntimeManager(Path("rank0.engine"), config, (2, 3))
+    same = {
+        "num_threads": 1,
+        "num_kv_blocks": 2,
+        "max_queue_size": 3,
+        "max_batch_size": 4,
+        "max_num_tokens": 5,
+        "max_chunk_tokens": 6,
+        "max_queued_tokens": 7,
+        "capacity_policy": "guaranteed_no_evict",
+        "queue_policy": "longest_prefix",
+        "max_wait_steps": 8,
+        "max_kv_events": 9,
+        "stuck_step_seconds": 2.5,
+        "num_speculative_tokens": 10,
+        "ngram_max": 5,
+        "ngram_min": 2,
+    }
+    config = ExecutorConfig(**same, kv_host_memory="1MiB", prefix_caching=False, speculative="draft.engine")
+    manager = RuntimeManager(Path("rank0.engine"), config, (2, 3), Path("draft0.engine"))
     assert calls.rank_file == "rank0.engine"
-    assert values(calls.config) == {**vars(config), "eos_token_ids": [2, 3]}
+    assert values(calls.config) == {
+        **same,
+        "eos_token_ids": [2, 3],
+        "kv_cache_bytes": 0,
+        "kv_cache_tokens": 0,
+        "kv_cache_fraction": 0.0,
+        "kv_host_bytes": 1 << 20,
+        "enable_prefix_caching": False,
+        "speculative": "draft",
+        "draft_rank_file": "draft0.engine",
+    }
     assert (manager.max_seq_len, manager.vocab_size) == (64, 100)
 
 
+@pytest.mark.parametrize(
+    ("memory", "native"), [("2GiB", (2 << 30, 0, 0.0)), ("5000tokens", (0, 5000, 0.0)), ("0.25", (0, 0, 0.25))]
+)
+def test_kv_memory_has_three_units(calls: SimpleNamespace, memory: str, native: tuple[float, ...]):
+    RuntimeManager(Path("x"), ExecutorConfig(kv_cache_memory=memory), ())
+    config = calls.config
+    assert (config.kv_cache_bytes, config.kv_cache_tokens, config.kv_cache_fraction) == native
+    assert (config.num_kv_blocks, config.draft_rank_file, config.speculative) == (0, "", "none")
+
+
 def test_a_request(calls: SimpleNamespace):
-    sampling = SamplingParams(9, 0.5, 3, 0.8, 0.1, 42, ("a",), (5, 6), True, 2)
-    request = ManagerRequest((1, 2), sampling, priority=-4, return_logits=True)
+    sampling = SamplingParams(
+        max_tokens=9,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.8,
+        min_p=0.1,
+        typical_p=0.7,
+        repetition_penalty=1.5,
+        presence_penalty=0.25,
+        frequency_penalty=-0.5,
+        no_repeat_ngram_size=4,
+        logit_bias={7: 1.0, 2: -1.0},
+        allowed_token_ids=(2, 7),
+        bad_words=("b",),
+        min_tokens=1,
+        seed=42,
+        stop=("a",),
+        stop_token_ids=(5, 6),
+        ignore_eos=True,
+        logprobs=2,
+    )
+    constraint: Any = object()
+    request = ManagerRequest(
+        (1, 2),
+        sampling,
+        n=3,
+        logprobs=4,
+        prompt_logprobs=5,
+        priority=-4,
+        return_logits=True,
+        timeout=1.5,
+        cache_salt="s",
+        retention_priority=60,
+        adapter=7,
+        bad_words_token_ids=((8,), (9, 8)),
+        constraint=constraint,
+    )
     assert RuntimeManager(Path("x"), ExecutorConfig(), ()).submit(request) == 7
     native = values(calls.request.sampling)
-    assert native == {name: getattr(sampling, name) for name in native} | {"stop_token_ids": [5, 6]}
+    expected = {name: getattr(sampling, name) for name in native}
+    assert native == expected | {
+        "logit_bias": {2: -1.0, 7: 1.0},
+        "allowed_token_ids": [2, 7],
+        "bad_words": [[8], [9, 8]],
+        "stop_token_ids": [5, 6],
+    }
     assert values(calls.request) | {"sampling": None} == {
         "prompt_token_ids": [1, 2],
         "sampling": None,
+        "n": 3,
         "priority": -4,
-        "logprobs": 2,
+        "logprobs": 4,
+        "prompt_logprobs": 5,
         "return_logits": True,
+        "constraint": constraint,
+        "timeout": 1.5,
+        "cache_salt": "s",
+        "retention_priority": 60,
+        "adapter": 7,
     }
 
 
@@ -82,11 +167,30 @@ def test_seeds_are_64_bits(calls: SimpleNamespace, seed: int | None, native: int
     request = ManagerRequest((1,), SamplingParams(max_tokens=1, seed=seed))
     RuntimeManager(Path("x"), ExecutorConfig(), ()).submit(request)
     assert calls.request.sampling.seed == native
-    assert calls.request.logprobs == -1
+    assert (calls.request.logprobs, calls.request.prompt_logprobs, calls.request.n) == (-1, -1, 1)
+    assert (calls.request.sampling.allowed_token_ids, calls.request.sampling.bad_words) == ([], [])
 
 
-@pytest.mark.parametrize("field", ["num_threads", "num_kv_blocks", "max_queue_size", "max_batch_size"])
-def test_sizes_out_of_range_are_refused_by_name(field: str):
+@pytest.mark.parametrize(
+    ("options", "native", "ours"),
+    [
+        ({"kv_cache_memory": "1"}, "kv_cache_bytes", "kv_cache_memory"),
+        ({"kv_cache_memory": "1tokens"}, "kv_cache_tokens", "kv_cache_memory"),
+        ({"kv_cache_memory": "1.0"}, "kv_cache_fraction", "kv_cache_memory"),
+        ({"kv_cache_memory": "1.0"}, "num_blocks", "kv_cache_memory"),
+        ({"num_kv_blocks": 9}, "num_blocks", "num_kv_blocks"),
+        ({"kv_host_memory": "1TB"}, "kv_host_bytes", "kv_host_memory"),
+        ({"max_batch_size": 9}, "max_batch_size", "max_batch_size"),
+    ],
+)
+def test_a_refused_configuration_names_the_field_that_the_user_set(
+    calls: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], native: str, ours: str
+):
+    def refuse(*_: object) -> None:
+        raise InvalidRequest(f"{native} is too much", native)
+
+    monkeypatch.setattr(sys.modules["aotllm._runtime"].GptManager, "__init__", refuse)
     with pytest.raises(InvalidRequest) as caught:
-        ExecutorConfig(**{field: -1})
-    assert caught.value.param == field
+        RuntimeManager(Path("x"), ExecutorConfig(**options), ())
+    assert caught.value.param == ours
+    assert ours in caught.value.message

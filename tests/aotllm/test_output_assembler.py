@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from aotllm.output_assembler import OutputAssembler
 from aotllm.tokenization import IncrementalDetokenizer
 from tests.aotllm.byte_tokenizer import EOS, byte_tokenizer
 from tests.aotllm.fake_manager import FakeResponse
+from tests.aotllm.test_stop_strings import expected
 
 TOKENIZER = byte_tokenizer()
 
@@ -39,6 +43,67 @@ def test_text_does_not_depend_on_the_number_of_tokens_per_step(text: str, size: 
         whole.token_ids,
         whole.stop_reason,
     )
+
+
+class PieceVocabulary:
+    """Tokens that stand for any bytes at all; the id is the index."""
+
+    errors = "replace"
+    strips_leading_space = False
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.pieces[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, list[bytes]]:
+    """A text, and its bytes cut into tokens anywhere: inside of characters, too."""
+    text = draw(st.text("ab é€🌊", min_size=1, max_size=16))
+    data = text.encode()
+    cuts = sorted(draw(st.sets(st.integers(1, len(data) - 1)))) if len(data) > 1 else []
+    return text, [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+@given(
+    answers(),
+    st.lists(st.text("ab é€🌊", min_size=1, max_size=4), max_size=3),
+    st.integers(0, 6),
+    st.booleans(),
+    st.data(),
+)
+def test_stop_strings_are_found_however_tokens_cut_the_text(
+    answer: tuple[str, list[bytes]], stops: list[str], min_tokens: int, include: bool, data: st.DataObject
+):
+    text, pieces = answer
+    params = SamplingParams(stop=stops, min_tokens=min_tokens, include_stop_str_in_output=include)
+    tokenizer: Any = SimpleNamespace(byte_vocabulary=PieceVocabulary(pieces))
+    out = OutputAssembler(IncrementalDetokenizer(tokenizer), params)
+    shown, at = "", 0
+    while at < len(pieces) and out.finish_reason is None:
+        size = data.draw(st.integers(1, len(pieces) - at))
+        reason = "length" if at + size == len(pieces) else None
+        shown += out.add(FakeResponse(1, list(range(at, at + size)), finish_reason=reason)).text
+        at += size
+    # Characters that are complete within the first min_tokens tokens cannot be the last of a stop string that counts.
+    safe = len(b"".join(pieces[:min_tokens]).decode(errors="ignore"))
+    assert (shown, out.stop_reason) == expected(text, stops, include, safe)
+    assert out.text == shown
+    if out.stop_reason is not None:  # the tokens end with the one that completed it
+        end = len(shown) if include else len(shown) + len(str(out.stop_reason))
+        assert len(b"".join(pieces[: len(out.token_ids) - 1])) < len(text[:end].encode())
+        assert len(out.token_ids) > min_tokens
+
+
+def test_stop_strings_wait_for_min_tokens():
+    out = assembler(stop="a", min_tokens=2)
+    assert out.add(FakeResponse(1, list(b"aab"))).text == "aab"
+    assert (out.add(FakeResponse(1, list(b"ca"))).text, out.stop_reason) == ("c", "a")
 
 
 def test_an_incomplete_character_waits():

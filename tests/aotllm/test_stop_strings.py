@@ -12,9 +12,10 @@ TEXTS = st.text("ab\n€", max_size=24)
 STOPS = st.lists(st.text("ab\n€", min_size=1, max_size=5), max_size=4)
 
 
-def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The definition, at its simplest: grow the text until it ends with a stop string."""
-    for end in range(1, len(text) + 1):
+def expected(text: str, stops: list[str], include: bool, start: int = 0) -> tuple[str, str | None]:
+    """The definition, at its simplest: grow the text until it ends with a stop string, which needs more than the first
+    `start` characters."""
+    for end in range(start + 1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
                 return text[: end if include else end - len(stop)], stop
@@ -51,6 +52,22 @@ def test_holds_back_what_may_become_a_stop_string_and_nothing_else(parts: list[s
         if found.matched is not None:
             return
         assert given_out == seen[: len(seen) - longest_possible_start(seen, stops)]
+
+
+@given(pieces(), STOPS, st.booleans(), st.integers(0, 8))
+@example(["aa", "ab"], ["a"], False, 1)
+@example(["a", "b"], ["ab"], False, 1)  # begins unarmed, completes armed
+@example(["ab", "c"], ["ab", "abc", "b"], True, 1)
+def test_what_completes_unarmed_is_text(parts: list[str], stops: list[str], include: bool, unarmed: int):
+    found, given_out, seen, start = StopStrings(stops, include), "", "", 0
+    for index, part in enumerate(parts):
+        given_out += found.append(part, armed=index >= unarmed)
+        seen += part
+        if index < unarmed:
+            start = len(seen)
+        if found.matched is None:
+            assert given_out == seen[: len(seen) - longest_possible_start(seen, stops)]
+    assert (given_out + found.flush(), found.matched) == expected(seen, stops, include, start)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from aotllm import ExecutorConfig
 from tests.aotllm.cli.command_line import CommandLine
-from tests.aotllm.fake_manager import FakeManager, says
+from tests.aotllm.fake_manager import FakeManager, ManagerMaker, says
 
 
 class FakeServer:
@@ -44,7 +45,10 @@ def test_the_model_is_named_like_its_folder(aotllm: CommandLine, server: FakeSer
     manager = aotllm.use(FakeManager(says("ok")))
     outcome = aotllm("serve", "engines/smollm2/")
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err == "serving smollm2 on http://127.0.0.1:8000\n"
+    first, *table, last = outcome.err.splitlines()
+    assert first.startswith("smollm2: KV cache: 320.0 KiB in blocks of 16 tokens hold 640 tokens")
+    assert len(table) == 2
+    assert last == "serving smollm2 on http://127.0.0.1:8000"
     assert (server.models, server.status, server.listen) == (["smollm2"], 200, ("127.0.0.1", 8000))
     assert manager.shutdowns == [False]
 
@@ -64,7 +68,9 @@ def test_flags(aotllm: CommandLine, server: FakeServer):
         3,
     ]
     outcome = aotllm("serve", "x", *flags, "--max-queue-size", 7, "--json")
-    assert outcome.json == {"url": "http://::1:0", "models": ["one"]}
+    memory = outcome.json.pop("kv_memory")
+    assert outcome.json | {"kv_memory": None} == {"url": "http://::1:0", "models": ["one"], "kv_memory": None}
+    assert (memory["one"]["tokens"], memory["one"]["groups"][0]["device_blocks"]) == (640, 40)
     assert (server.models, server.status, server.drain_timeout) == (["one"], 401, 3)
 
 
@@ -73,6 +79,34 @@ def test_a_key_may_come_from_the_environment(aotllm: CommandLine, server: FakeSe
     monkeypatch.setenv("AOTLLM_API_KEY", "secret")
     assert aotllm("serve", "x").code == 0
     assert (server.models, server.status) == (["x"], 401)
+
+
+def test_options_reach_the_manager(aotllm: CommandLine, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    aotllm.use(FakeManager(says("ok")))
+    maker = ManagerMaker(FakeManager(says("ok")))
+    monkeypatch.setattr("aotllm.executor.RuntimeManager", maker)
+    flags = ["--kv-cache-memory", "0.5", "--kv-host-memory", "1GiB", "--capacity-policy", "guaranteed_no_evict"]
+    flags += ["--queue-policy", "fcfs", "--max-queued-tokens", 9, "--no-prefix-caching", "--speculative", "ngram"]
+    assert aotllm("serve", "x", *flags, "--num-speculative-tokens", 3, "--timeout", 7).code == 0
+    assert maker.config == ExecutorConfig(
+        kv_cache_memory="0.5",
+        kv_host_memory="1GiB",
+        capacity_policy="guaranteed_no_evict",
+        queue_policy="fcfs",
+        max_queued_tokens=9,
+        prefix_caching=False,
+        speculative="ngram",
+        num_speculative_tokens=3,
+        timeout=7,
+    )
+
+
+def test_adapters_are_served_by_name(aotllm: CommandLine, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("aotllm.adapters.read_adapter", str)
+    manager = aotllm.use(FakeManager(says("ok")))
+    outcome = aotllm("serve", "x", "--lora", "poet=a/b", "--lora", "cook=c")
+    assert (outcome.code, server.models) == (0, ["x", "poet", "cook"])
+    assert manager.adapters == {1: "a/b", 2: "c"}
 
 
 def test_several_engines(aotllm: CommandLine, server: FakeServer):

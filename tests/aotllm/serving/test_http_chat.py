@@ -78,8 +78,8 @@ def test_continuous_usage_counts_up(ask: Ask):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_n_choices_count_the_prompt_once_and_have_seeds_of_their_own(ask: Ask, stream: bool):
-    manager = FakeManager(lambda request: f"{request.sampling.seed}".encode())
+def test_n_choices_are_one_request_and_count_the_prompt_once(ask: Ask, stream: bool):
+    manager = FakeManager(nth_answer=lambda request, index: f"{request.sampling.seed + index}".encode())
     body = {"messages": HI, "n": 3, "seed": 7, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}
@@ -102,6 +102,7 @@ def test_n_choices_count_the_prompt_once_and_have_seeds_of_their_own(ask: Ask, s
     assert texts == {0: "7", 1: "8", 2: "9"}
     assert reasons == ["stop"] * 3
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (NUM_PROMPT_TOKENS, 6)
+    assert [request.n for request in manager.submitted] == [3]
 
 
 def test_a_stop_string_is_not_streamed(ask: Ask):
@@ -137,6 +138,29 @@ def test_sampling_fields_reach_the_request(ask: Ask):
     sampling = manager.submitted[0].sampling
     assert {name: getattr(sampling, name) for name in fields} == {**fields, "stop_token_ids": (4,)}
     assert sampling.max_tokens == 9
+
+
+def test_penalties_and_constraints_reach_the_request(ask: Ask):
+    manager = FakeManager(says("ok"))
+    fields = {
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "no_repeat_ngram_size": 3,
+        "typical_p": 0.9,
+        "min_tokens": 2,
+        "logit_bias": {"97": -100, "8": 1.5},
+        "allowed_token_ids": [97, 98],
+        "bad_words": ["x"],
+    }
+    assert ask(manager).post("/v1/chat/completions", {"messages": HI, **fields}).status_code == 200
+    sampling = manager.submitted[0].sampling
+    assert {name: getattr(sampling, name) for name in fields} == fields | {
+        "logit_bias": ((8, 1.5), (97, -100.0)),
+        "allowed_token_ids": (97, 98),
+        "bad_words": ("x",),
+    }
+    assert manager.submitted[0].bad_words_token_ids == (tuple(b"x"), tuple(b" x"))
 
 
 def test_null_means_not_set(ask: Ask):

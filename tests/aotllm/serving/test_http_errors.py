@@ -30,6 +30,14 @@ BAD_REQUESTS = [
     (CHAT, {"messages": HI, "n": 0}, "n"),
     (CHAT, {"messages": HI, "n": 1000}, "n"),
     (CHAT, {"messages": HI, "stop": ["x"] * 17}, "stop"),
+    (CHAT, {"messages": HI, "presence_penalty": 3}, "presence_penalty"),
+    (CHAT, {"messages": HI, "repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"messages": HI, "logit_bias": {"1": 101}}, "logit_bias"),
+    (CHAT, {"messages": HI, "logit_bias": {"a": 1}}, "logit_bias"),
+    (CHAT, {"messages": HI, "logit_bias": [1]}, "logit_bias"),
+    (CHAT, {"messages": HI, "allowed_token_ids": []}, "allowed_token_ids"),
+    (CHAT, {"messages": HI, "bad_words": [""]}, "bad_words"),
+    (CHAT, {"messages": HI, "min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "logprobs"),
     (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, "stream_options"),
@@ -41,28 +49,36 @@ BAD_REQUESTS = [
     (TEXT, {"prompt": [1, "a"]}, "prompt"),
     (TEXT, {"prompt": ["a"] * 1025}, "prompt"),
     (TEXT, {"prompt": [99999]}, "prompt_token_ids"),
-    (TEXT, {"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens"),
+    (TEXT, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    (TEXT, {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+    (TEXT, {"prompt": "a", "n": 3, "best_of": 2}, "best_of"),
+    (TEXT, {"prompt": "a", "best_of": 129}, "best_of"),
+    (TEXT, {"prompt": "a", "timeout": 0}, "timeout"),
+    (TEXT, {"prompt": "a", "timeout": "long"}, "timeout"),
+    (TEXT, {"prompt": "a", "cache_salt": ""}, "cache_salt"),
+    (TEXT, {"prompt": "a", "retention_priority": 101}, "retention_priority"),
+    (TEXT, {"prompt": "a", "priority": 2**31}, "priority"),
+    (TEXT, {"prompt": "a", "length_penalty": 2}, "length_penalty"),
+    (TEXT, {"prompt": "a", "beam_width": 2}, "beam_width"),
+    (TEXT, {"prompt": "a", "early_stopping": "never"}, "early_stopping"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "stream": True}, "stream"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "n": 3, "beam_width": 2}, "n"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "n": 100}, "beam_width"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "early_stopping": "soon"}, "early_stopping"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "stop": "b"}, "stop"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "best_of": 3}, "best_of"),
+    (TEXT, {"prompt": "a", "use_beam_search": True, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     (TEXT, {"prompt": "a", "max_tokens": 5000}, "max_tokens"),
 ]
 
 UNSUPPORTED = {
     "tools": [{"type": "function"}],
     "tool_choice": "auto",
-    "response_format": {"type": "json_object"},
-    "presence_penalty": 0.5,
-    "frequency_penalty": -1,
-    "repetition_penalty": 1.1,
-    "logit_bias": {"1": 5},
-    "best_of": 4,
-    "min_tokens": 3,
-    "guided_json": {},
-    "structured_outputs": {"regex": "a"},
-    "use_beam_search": True,
-    "prompt_logprobs": 1,
     "continue_final_message": True,
     "functions": [{"name": "f"}],
     "modalities": ["text", "audio"],
-    "bad_words": ["a"],
 }
 
 HARMLESS = {
@@ -73,6 +89,9 @@ HARMLESS = {
     "repetition_penalty": 1,
     "logit_bias": {},
     "best_of": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "use_beam_search": False,
     "parallel_tool_calls": True,
     "user": "me",
     "metadata": {"a": 1},
@@ -110,6 +129,8 @@ def test_what_would_not_change_the_answer_is_ignored(ask: Ask):
         (b"", "application/json"),
         (b"\xff\xfe", "application/json"),
         (b'{"prompt":"\\ud800"}', "application/json"),
+        (b'{"prompt":"a","cache_salt":"\\ud800"}', "application/json"),
+        (b'{"prompt":"a","stop":"\\ud800"}', "application/json"),
         (b"prompt=a", "application/x-www-form-urlencoded"),
         (b'{"prompt":"a"}', "text/plain"),
         (b"[" * 100_000, "application/json"),
@@ -124,6 +145,12 @@ def test_bodies_that_are_no_request(ask: Ask, content: bytes, content_type: str)
     )
     assert response.status_code == 400
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_model_whose_name_is_no_unicode_is_not_found(ask: Ask):
+    content = b'{"prompt":"a","model":"\\ud800"}'
+    response = ask(FakeManager()).request("POST", TEXT, content=content, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
 
 
 def test_a_context_that_is_too_long_says_so_in_the_words_that_clients_look_for(ask: Ask):
@@ -165,7 +192,7 @@ def test_unknown_routes_have_our_body_too(ask: Ask, method: str, path: str, stat
 @pytest.mark.parametrize("stream", [False, True])
 def test_overload_is_503_with_a_hint_and_leaves_nothing_running(ask: Ask, stream: bool):
     manager = FakeManager(lambda _: itertools.repeat(97), stepping="by hand", max_queue_size=2)
-    response = ask(manager).post(TEXT, {"prompt": "a", "n": 3, "stream": stream})
+    response = ask(manager).post(TEXT, {"prompt": ["a", "b", "c"], "stream": stream})
     assert (response.status_code, response.headers["retry-after"]) == (503, "3")
     assert response.json()["error"]["type"] == "ServiceUnavailableError"
     assert not manager.running

@@ -99,30 +99,41 @@ def test_the_official_client_raises_its_own_errors(serve: Serve):
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
     with pytest.raises(openai.InternalServerError) as overloaded:
-        client.completions.create(model="m", prompt="a", n=2)
+        client.completions.create(model="m", prompt=["a", "b"])
     assert overloaded.value.status_code == 503
     assert overloaded.value.response.headers["retry-after"] == "3"
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("first_token", [True, False])
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_frees_its_requests(serve: Serve, stream: bool, first_token: bool, n: int):
+@pytest.mark.parametrize(
+    ("options", "first_token"),
+    [
+        ({"n": 2}, False),
+        ({"n": 2}, True),
+        ({"n": 2, "stream": True}, False),
+        ({"n": 2, "stream": True}, True),
+        ({"use_beam_search": True}, False),  # after a token it has other requests
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_client_that_leaves_frees_its_requests(
+    serve: Serve, options: dict[str, object], first_token: bool, prompts: int
+):
     manager = FakeManager(endless, stepping="by hand")
     address = urlsplit(serve(manager))
-    body = httpx.Request("POST", "http://x", json={"prompt": "a", "n": n, "stream": stream}).read()
+    body = httpx.Request("POST", "http://x", json={"prompt": ["a"] * prompts, **options}).read()
     with closing(socket.create_connection((address.hostname, address.port))) as connection:
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nContent-Length: {len(body)}\r\n"
         )
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
-        manager.wait_until(lambda m: len(m.running) == n)
+        manager.wait_until(lambda m: len(m.running) == prompts)
         if first_token:
             manager.step()
-            if stream:
+            if "stream" in options:
                 assert connection.recv(12) == b"HTTP/1.1 200"
     manager.wait_until(lambda m: not m.running)
-    assert sorted(set(manager.cancelled)) == list(range(1, n + 1))
+    assert sorted(set(manager.cancelled)) == list(range(1, prompts + 1))
 
 
 def test_an_address_in_use_is_one_sentence(serve: Serve):

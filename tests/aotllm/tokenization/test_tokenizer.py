@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from aotllm.builder.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from aotllm.errors import EngineError, InvalidRequest
@@ -72,6 +72,33 @@ class TestTokenBytes:
     def test_they_make_up_the_text(self, byte_level):
         for text in HARD_TEXTS.values():
             assert b"".join(map(byte_level.token_bytes, byte_level.encode(text))) == text.encode()
+
+
+class TestText:
+    """What text is made of, and a grammar may allow."""
+
+    @staticmethod
+    def tokenizer() -> Tokenizer:
+        vocab = {"a": 0, "<unused7>": 1, "[unused1]": 2, "<|reserved_special|>": 3, "<b>": 4, "<0x41>": 5}
+        raw = RawTokenizer(models.WordLevel(vocab, unk_token="a"))
+        raw.decoder = decoders.ByteLevel()
+        raw.add_special_tokens([AddedToken("<|end|>", special=True)])
+        raw.add_tokens([AddedToken("<tool_call>"), AddedToken("\n\n"), AddedToken("▁▁")])
+        return Tokenizer(raw.to_str())
+
+    @pytest.mark.parametrize("token", ["a", "<b>", "<0x41>", "\n\n", "▁▁"])
+    def test_text(self, token):
+        tokenizer = self.tokenizer()
+        assert tokenizer.byte_vocabulary.is_text(tokenizer.token_to_id(token))
+
+    @pytest.mark.parametrize("token", ["<|end|>", "<tool_call>", "<unused7>", "[unused1]", "<|reserved_special|>"])
+    def test_markup(self, token):
+        tokenizer = self.tokenizer()
+        assert not tokenizer.byte_vocabulary.is_text(tokenizer.token_to_id(token))
+
+    @pytest.mark.parametrize("token_id", [-1, 10**6, 2**40])
+    def test_ids_without_a_token(self, spm, token_id):
+        assert not spm.byte_vocabulary.is_text(token_id)
 
 
 class TestEncodeAndDecode:
