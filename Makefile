@@ -43,12 +43,13 @@ sanitize:  ## C++ tests under AddressSanitizer + UBSan, and the threaded ones un
 	build/asan/tests/runtime_cpp/aotllm_tests --gtest_brief=1
 	$(call configure,build/tsan,-DAOTLLM_CPU_ISAS=avx2 -DAOTLLM_SANITIZE=thread)
 	$(CMAKE) --build build/tsan --target aotllm_tests -j $(JOBS)
-	build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*'
+	build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*:*Lora*:Watchdog*:BackgroundThread*:*Constraint*:*Grammar*'
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.installed-test  ## Fuzz the readers of untrusted files, FUZZ_SECONDS (60) each
 	$(BIN)/python tests/fuzz/fuzz_gguf.py -max_total_time=$(FUZZ_SECONDS)
 	$(BIN)/python tests/fuzz/fuzz_safetensors.py -max_total_time=$(FUZZ_SECONDS)
+	$(BIN)/python tests/fuzz/fuzz_lora.py -max_total_time=$(FUZZ_SECONDS)
 
 lint: $(VENV)/.installed-test  ## ruff, mypy, clang-format
 	$(BIN)/ruff check .

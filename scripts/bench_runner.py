@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,22 +40,22 @@ class Bench:
         self.prompt = np.random.default_rng(0).integers(0, self.runner.vocab_size, PROMPT_TOKENS).tolist()
         self.prompt_table = list(range(prompt_blocks))
 
-    def prefill(self) -> float:
+    def prefill(self, adapter: int = 0) -> float:
         """Tokens per second."""
         chunk = self.runner.max_num_tokens
         begin = time.perf_counter()
         for i in range(0, PROMPT_TOKENS, chunk):
             last = "last" if i + chunk >= PROMPT_TOKENS else "none"
-            self.runner.step([self.prompt[i : i + chunk]], [i], [self.prompt_table], [last])
+            self.runner.step([self.prompt[i : i + chunk]], [i], [self.prompt_table], [last], [adapter])
         return PROMPT_TOKENS / (time.perf_counter() - begin)
 
-    def decode(self, batch: int) -> float:
-        """Tokens per second over all sequences."""
+    def decode(self, batch: int, adapters: Sequence[int] = ()) -> float:
+        """Tokens per second over all sequences; `adapters`: of each, none where empty."""
         tables = [list(range(i * self.blocks, (i + 1) * self.blocks)) for i in range(batch)]
         tokens = [[self.prompt[i % PROMPT_TOKENS]] for i in range(batch)]
         begin = time.perf_counter()
         for step in range(DECODE_STEPS):
-            self.runner.step(tokens, [DEPTH + step] * batch, tables, ["last"] * batch)
+            self.runner.step(tokens, [DEPTH + step] * batch, tables, ["last"] * batch, adapters)
         return batch * DECODE_STEPS / (time.perf_counter() - begin)
 
 

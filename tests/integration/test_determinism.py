@@ -42,31 +42,37 @@ def batched_logits(engine: Engine, prompts: list[list[int]], chunk: int) -> np.n
     return np.concatenate(rows)
 
 
+@pytest.fixture(params=["smollm2", "smollm2_int8"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """One model with a float16 and with an int8 cache."""
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("chunk", LENGTHS)
-def test_chunk_size_does_not_matter(smollm2: Engine, chunk: int) -> None:
-    ids = smollm2.tokenizer().encode(PROMPT)
-    whole = prompt_logits(smollm2, ids)
-    assert same_bits(whole, prompt_logits(smollm2, ids, chunk=chunk))
+def test_chunk_size_does_not_matter(engine: Engine, chunk: int) -> None:
+    ids = engine.tokenizer().encode(PROMPT)
+    whole = prompt_logits(engine, ids)
+    assert same_bits(whole, prompt_logits(engine, ids, chunk=chunk))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_thread_count_does_not_matter(smollm2: Engine, threads: int) -> None:
-    ids = smollm2.tokenizer().encode(PROMPT)
-    assert same_bits(prompt_logits(smollm2, ids), prompt_logits(smollm2, ids, num_threads=threads))
+def test_thread_count_does_not_matter(engine: Engine, threads: int) -> None:
+    ids = engine.tokenizer().encode(PROMPT)
+    assert same_bits(prompt_logits(engine, ids), prompt_logits(engine, ids, num_threads=threads))
 
 
 @pytest.mark.parametrize("chunk", [1, 7])
-def test_batch_of_sixteen_does_not_matter(smollm2: Engine, chunk: int) -> None:
-    tokenizer = smollm2.tokenizer()
+def test_batch_of_sixteen_does_not_matter(engine: Engine, chunk: int) -> None:
+    tokenizer = engine.tokenizer()
     prompts = [tokenizer.encode(text) for text in (PROMPT, *OTHERS)]
-    assert same_bits(prompt_logits(smollm2, prompts[0]), batched_logits(smollm2, prompts, chunk))
+    assert same_bits(prompt_logits(engine, prompts[0]), batched_logits(engine, prompts, chunk))
 
 
 @pytest.mark.parametrize("case", ["llama, odd sizes", "qwen3", "gemma2", "gemma3"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_float_models_too(case: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "kv"), [("f32", "auto"), ("bf16", "auto"), ("f16", "auto"), ("f32", "int8")])
+def test_float_models_too(case: str, dtype: str, kv: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", *CASES[case], dtype=dtype)
-    engine = build_engine(tmp_path / "model", tmp_path / "engine", max_seq_len=256)
+    engine = build_engine(tmp_path / "model", tmp_path / "engine", max_seq_len=256, kv_cache_dtype=kv)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(3, 128, n).tolist() for n in (70, *range(1, 16))]
     alone = prompt_logits(engine, prompts[0])

@@ -194,7 +194,9 @@ def test_openai_client_chat_stream(server: Server) -> None:
     chunks = list(client.chat.completions.create(**question, stream=True, stream_options={"include_usage": True}))
     assert "Paris" in whole.choices[0].message.content
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1  # the second time all but the last
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(**{**question, "model": "gpt-17"})
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
