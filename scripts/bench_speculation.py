@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Speed of generation with and without speculation, by kind of text and batch size.
 
-    python scripts/bench_speculation.py ENGINE [--draft ENGINE] [--tokens N] [--threads N] [--repeats N] [--json]
+    python scripts/bench_speculation.py ENGINE [--draft ENGINE] [--ngram-min N...] [--tokens N] [--threads N]
+        [--repeats N] [--json]
 
 Greedy answers of an instruction-tuned model. Copying tasks have most of their answers in the prompt, free ones do not.
 Prompts are in the prefix cache by a first pass, so that figures are those of generation: tokens of all answers by the
@@ -15,6 +16,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from typing import Any
 
 from aotllm import Executor, Request, SamplingParams, _runtime
 
@@ -50,8 +52,8 @@ def tasks() -> dict[str, list[str]]:
 class Bench:
     """One executor, and what it said before."""
 
-    def __init__(self, engine: str, tokens: int, threads: int, speculative: str) -> None:
-        self.executor = Executor(engine, num_threads=threads, speculative=speculative)
+    def __init__(self, engine: str, tokens: int, threads: int, **options: Any) -> None:
+        self.executor = Executor(engine, num_threads=threads, **options)
         self._sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
     def run(self, prompts: list[str]) -> tuple[float, list[tuple[int, ...]], float | None]:
@@ -71,13 +73,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("--draft", help="engine that guesses, beside n-grams")
+    parser.add_argument(
+        "--ngram-min", type=int, nargs="*", default=[1, 2, 3, 4], help="shortest text that is looked up"
+    )
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--threads", type=int, default=0, help="0 = the runtime's default")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    kinds = ["none", "ngram", *([arguments.draft] if arguments.draft else [])]
-    benches = {kind: Bench(arguments.engine, arguments.tokens, arguments.threads, kind) for kind in kinds}
+    kinds: dict[str, dict[str, Any]] = {"none": {}}
+    for ngram_min in arguments.ngram_min:
+        kinds[f"ngram ≥ {ngram_min}"] = {"speculative": "ngram", "ngram_min": ngram_min}
+    if arguments.draft:
+        kinds["draft"] = {"speculative": arguments.draft}
+    benches = {
+        kind: Bench(arguments.engine, arguments.tokens, arguments.threads, **options) for kind, options in kinds.items()
+    }
     speeds: defaultdict[tuple[str, int, str], list[float]] = defaultdict(list)
     acceptance: dict[tuple[str, int, str], float | None] = {}
     for name, prompts in tasks().items():
@@ -108,7 +119,7 @@ def main() -> None:
     print(f"{_runtime.cpu_isa()}; tokens per second: median (min to max); accepted drafts; speed over none")
     for (task, batch, kind), values in speeds.items():
         median = statistics.median(values)
-        line = f"  {task:18} batch {batch}  {kind:8.30} {median:7.1f}  ({min(values):.1f} to {max(values):.1f})"
+        line = f"  {task:18} batch {batch}  {kind:9} {median:7.1f}  ({min(values):.1f} to {max(values):.1f})"
         share = acceptance[task, batch, kind]
         if share is not None:
             gain = statistics.median(a / b for a, b in zip(values, speeds[task, batch, "none"], strict=True))
