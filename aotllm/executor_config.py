@@ -142,7 +142,13 @@ class ExecutorConfig:
         ),
     )
     ngram_min: int = parameter(
-        1, ParameterSpec("Shortest piece of text that is looked up, at most ngram_max.", int, low=1, high=64)
+        3,
+        ParameterSpec(
+            "Shortest piece of text that is looked up, at most ngram_max: shorter ones guess more and worse.",
+            int,
+            low=1,
+            high=64,
+        ),
     )
     timeout: float = parameter(
         0.0,

@@ -30,8 +30,8 @@ DRAWN = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=16, ignore_eos=Tr
 
 
 def run(engine: Engine, requests: Iterable[Request], **options: Any) -> tuple[list[RequestOutput], ExecutorStats]:
-    """All requests at a time on a new executor, and its counters afterwards."""
-    with Executor(engine, verify=False, num_threads=2, **options) as executor:
+    """All requests at a time on a new executor, and its counters afterwards. N-grams guess as wildly as they can."""
+    with Executor(engine, verify=False, **{"num_threads": 2, "ngram_min": 1, **options}) as executor:
         return executor.generate(requests), executor.stats()
 
 
@@ -257,7 +257,7 @@ def test_adapters(tiny: Tiny, guesser: str) -> None:
     ]
 
     def answers(**options: Any) -> tuple[list[RequestOutput], ExecutorStats]:
-        with Executor(tiny.engine, num_threads=2, **options) as executor:
+        with Executor(tiny.engine, num_threads=2, ngram_min=1, **options) as executor:
             executor.load_lora("a", tiny.adapter)
             return executor.generate(requests), executor.stats()
 

@@ -35,7 +35,7 @@ using ManagerHolder = std::unique_ptr<GptManager, DeleteWithoutGil>;
 /// A manager's config with what its draft proposer is made of.
 struct PyManagerConfig : ManagerConfig {
   std::string speculative = "none";
-  std::int32_t ngram_min = 1;
+  std::int32_t ngram_min = 3;
   std::int32_t ngram_max = 4;
   std::string draft_rank_file;
 };
