@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "aotllm/draft_proposer.h"
@@ -131,6 +132,26 @@ TEST(EngineProposer, TheSameModelIsAlwaysRight) {
     const Stats stats = batch.batcher.stats();
     EXPECT_EQ(stats.accepted_tokens, stats.draft_tokens);
     EXPECT_GT(stats.draft_tokens, draft_blocks == 1 ? -1 : 20);
+  }
+}
+
+TEST(EngineProposer, KeepsPrefixesOfOtherSaltsApart) {
+  for (const auto& [salt, shares] : {std::pair{"a", true}, std::pair{"b", false}}) {
+    auto draft_runner = std::make_unique<testing::FakeRunner>(small_shape());
+    const testing::FakeRunner& draft = *draft_runner;
+    const auto proposer = make_engine_proposer(std::move(draft_runner), 40);
+    BatchOptions options;
+    options.proposer = proposer.get();
+    ManagerConfig config;
+    config.num_speculative_tokens = 3;
+    Batch batch(config, options);
+    Request asked = greedy_request(std::vector<TokenId>(20, 7), 4);
+    asked.cache_salt = "a";
+    batch.answer(asked);
+    const std::int64_t first = draft.num_tokens();
+    asked.cache_salt = salt;
+    batch.answer(asked);
+    EXPECT_EQ(draft.num_tokens() - first < first, shares) << salt;
   }
 }
 

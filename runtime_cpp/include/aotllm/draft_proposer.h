@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "aotllm/model_runner.h"
+#include "aotllm/prefix_key.h"
 #include "aotllm/scheduler.h"
 
 namespace aotllm {
@@ -18,8 +19,9 @@ class DraftProposer {
  public:
   struct Query {
     SequenceId id = 0;
-    std::span<const TokenId> tokens;  ///< prompt and generated so far
-    std::int32_t max_drafts = 0;      ///< ≥ 1
+    std::span<const TokenId> tokens;     ///< prompt and generated so far
+    std::int32_t max_drafts = 0;         ///< ≥ 1
+    const PrefixRealm* realm = nullptr;  ///< what the proposer keeps of the tokens is for sequences of this one only
   };
 
   virtual ~DraftProposer() = default;

@@ -270,7 +270,7 @@ void InflightBatcher::propose_drafts() {
     const std::int32_t room = std::min({plan_.sequences[i].num_tokens - (num_tokens - sequence.num_computed),
                                         sequence.max_len - num_tokens - 1, limits_.num_speculative_tokens});
     if (room > 0) {
-      queries_.push_back({sequence.id, sequence.tokens, room});
+      queries_.push_back({sequence.id, sequence.tokens, room, &sequence.keys.realm()});
       query_entries_.push_back(i);
     }
   }

@@ -61,7 +61,8 @@ class EngineProposer final : public DraftProposer {
 
 /// The state of a sequence, gone back to the tokens that the sequence really has.
 EngineProposer::State& EngineProposer::state_of(const Query& query) {
-  const auto [found, is_new] = states_.try_emplace(query.id, State{PrefixKeys({}, shape_.tokens_per_block), {}, {}});
+  const PrefixRealm realm = query.realm == nullptr ? PrefixRealm{} : *query.realm;
+  const auto [found, is_new] = states_.try_emplace(query.id, State{PrefixKeys(realm, shape_.tokens_per_block), {}, {}});
   State& state = found->second;
   if (is_new) {
     state.keys.extend(query.tokens);
