@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import threading
 from collections import Counter
@@ -20,7 +19,9 @@ BARE_MODEL = 0
 
 def read_adapter(folder: Path) -> Any:
     """A PEFT folder as the runtime takes it. Raises what `aotllm.lora.read_adapter` raises."""
-    return importlib.import_module("aotllm.lora").read_adapter(folder)
+    from aotllm import lora  # and with it the checkpoint readers, which an engine does not need else
+
+    return lora.read_adapter(folder)
 
 
 class AdapterTable:

@@ -1,6 +1,7 @@
 // Grammars, scored prompts, deadlines, plans ahead, the watchdog.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -34,6 +35,7 @@ class CountingConstraint final : public Constraint {
     if (place_ == fail_at) {
       throw Error(ErrorKind::kInvalidRequest, "lost");
     }
+    std::fill(mask.begin(), mask.end(), 0U);
     const TokenId token = 10 + place_;
     mask[static_cast<std::size_t>(token / 32)] |= 1U << (token % 32);
   }

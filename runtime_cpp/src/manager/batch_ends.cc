@@ -136,9 +136,7 @@ std::vector<Response> InflightBatcher::take_responses() {
 }
 
 std::vector<StepStats> InflightBatcher::take_step_stats() {
-  std::vector<StepStats> taken(step_stats_.begin(), step_stats_.end());
-  step_stats_.clear();
-  return taken;
+  return std::exchange(step_stats_, {});
 }
 
 }  // namespace aotllm

@@ -95,9 +95,7 @@ void InflightBatcher::fill_masks() {
       continue;
     }
     try {
-      const std::span<std::uint32_t> mask = step_.mask(entry);
-      std::fill(mask.begin(), mask.end(), 0U);
-      entry.sequence->constraint->fill_mask(mask);
+      entry.sequence->constraint->fill_mask(step_.mask(entry));
     } catch (const std::exception& e) {
       mask_failures_.emplace_back(entry.sequence->id, e.what());
     }
@@ -253,14 +251,10 @@ void InflightBatcher::append(Sequence& sequence, TokenId token, Response& respon
 }
 
 void InflightBatcher::record_step() {
-  constexpr std::size_t kKept = 1024;
   current_.latency_seconds = std::chrono::duration<double>(Clock::now() - step_begun_).count();
   current_.queued = static_cast<std::int32_t>(waiting_.size());
   current_.paused = std::max(0, static_cast<std::int32_t>(num_running_before_) - current_.scheduled);
   totals_.last_step = current_;
-  if (step_stats_.size() == kKept) {
-    step_stats_.pop_front();
-  }
   step_stats_.push_back(current_);
 }
 

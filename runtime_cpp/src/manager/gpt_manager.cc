@@ -131,7 +131,6 @@ class GptManager::Impl {
   mutable std::mutex mutex_;  ///< of all below, up to responses_
   std::condition_variable wake_;
   Mode mode_ = Mode::kServing;
-  bool ended_ = false;  ///< the loop takes nothing from the inbox any more
   Inbox inbox_;
   Stats stats_;                     ///< the batcher's, as published last
   std::int64_t queued_tokens_ = 0;  ///< likewise
@@ -175,12 +174,11 @@ RequestId GptManager::Impl::submit(Request&& request) {
 /// Throws Error(kOverloaded) where so many more may not be submitted. Who waits for a free place in the batch alone,
 /// since the loop has not come round yet, does not count as queued.
 void GptManager::Impl::check_room(std::size_t num_sequences, std::int64_t num_tokens) const {
+  const std::int64_t waiting = stats_.queued + static_cast<std::int64_t>(inbox_.submitted.size());
   const auto refuse = [&](const std::string& limit) {
-    throw Error(ErrorKind::kOverloaded, cat("the queue is full: ", stats_.running, " sequences run and ",
-                                            stats_.queued + static_cast<std::int64_t>(inbox_.submitted.size()),
+    throw Error(ErrorKind::kOverloaded, cat("the queue is full: ", stats_.running, " sequences run and ", waiting,
                                             " wait (", limit, "). Try again later"));
   };
-  const std::int64_t waiting = stats_.queued + static_cast<std::int64_t>(inbox_.submitted.size());
   const std::int64_t free_places = saturated_ ? 0 : limits_.scheduler.max_batch_size - stats_.running;
   if (limits_.max_queue_size + free_places - waiting < static_cast<std::int64_t>(num_sequences)) {
     refuse(cat("max_queue_size is ", limits_.max_queue_size));
@@ -206,7 +204,7 @@ void GptManager::Impl::between_steps(const std::function<void()>& action) {
   std::future<void> done = task.get_future();
   {
     const std::lock_guard lock(mutex_);
-    if (mode_ != Mode::kServing || ended_) {
+    if (mode_ != Mode::kServing) {
       throw Error(ErrorKind::kCancelled, "the manager is shut down");
     }
     inbox_.actions.push_back(std::move(task));
@@ -280,7 +278,6 @@ void GptManager::Impl::loop() {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] { return !batcher_.idle() || !inbox_.empty() || mode_ != Mode::kServing; });
       if (batcher_.idle() && inbox_.empty()) {
-        ended_ = true;
         break;  // shut down, and nothing is left
       }
       inbox = std::exchange(inbox_, {});

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -168,7 +167,7 @@ class InflightBatcher {
   Stats totals_;  ///< the counters; stats() adds the state
   StepStats current_;
   Clock::time_point step_begun_{};
-  std::deque<StepStats> step_stats_;
+  std::vector<StepStats> step_stats_;
 };
 
 }  // namespace aotllm

@@ -1,12 +1,10 @@
 #include "manager/kv_memory.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <string>
 
 #include "aotllm/errors.h"
-#include "aotllm/scheduler.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -22,30 +20,12 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
-KvMemoryPlanner::KvMemoryPlanner(const ModelShape& shape, std::int32_t max_chunk_tokens)
-    : shape_(shape), max_chunk_tokens_(max_chunk_tokens) {
-  if (shape.kv_groups.empty() || shape.kv_groups.size() > kMaxKvGroups) {
-    throw Error(ErrorKind::kInternal,
-                cat("a model with ", shape.kv_groups.size(), " KV groups; 1 to ", kMaxKvGroups, " are possible"));
-  }
-}
-
-/// Blocks of a group that a sequence of `num_tokens` holds at most at a time.
-std::int32_t KvMemoryPlanner::sequence_blocks(int group, std::int32_t num_tokens) const {
-  SchedulerConfig config;
-  config.max_batch_size = 1;
-  config.max_num_tokens = config.max_chunk_tokens = max_chunk_tokens_;
-  config.tokens_per_block = shape_.tokens_per_block;
-  config.windows.clear();
-  for (const KvGroupShape& each : shape_.kv_groups) {
-    config.windows.push_back(each.window);
-  }
-  return Scheduler(config).most_blocks(num_tokens, group);
-}
+KvMemoryPlanner::KvMemoryPlanner(const ModelShape& shape, const SchedulerConfig& scheduler)
+    : shape_(shape), scheduler_(scheduler) {}
 
 std::int64_t KvMemoryPlanner::blocks_of(int group, std::int64_t units) const {
-  const std::int64_t in_first = sequence_blocks(0, shape_.max_seq_len);
-  const std::int64_t in_group = sequence_blocks(group, shape_.max_seq_len);
+  const std::int64_t in_first = scheduler_.most_blocks(shape_.max_seq_len, 0);
+  const std::int64_t in_group = scheduler_.most_blocks(shape_.max_seq_len, group);
   if (in_group >= in_first || units == 0) {
     return units;
   }
@@ -80,7 +60,7 @@ std::int64_t KvMemoryPlanner::units_in(std::int64_t bytes) const {
 /// Units for max_batch_size sequences of full length within a quarter of the free memory. Where that holds not even one
 /// such sequence, as much of one as three quarters of the memory hold.
 std::int64_t KvMemoryPlanner::default_units(std::int32_t max_batch_size, std::optional<std::int64_t> free_bytes) const {
-  const std::int64_t one = sequence_blocks(0, shape_.max_seq_len);
+  const std::int64_t one = scheduler_.most_blocks(shape_.max_seq_len, 0);
   const std::int64_t wanted = std::min<std::int64_t>(one * max_batch_size, std::numeric_limits<std::int32_t>::max());
   if (bytes_of(1) == 0) {
     return wanted;
@@ -164,7 +144,7 @@ void KvMemoryPlanner::check_free(const KvMemory& memory, const ManagerConfig& co
 
 bool KvMemoryPlanner::fits(const KvMemory& memory, std::int32_t num_tokens) const {
   for (std::size_t group = 0; group < memory.groups.size(); ++group) {
-    if (sequence_blocks(static_cast<int>(group), num_tokens) > memory.groups[group].device_blocks) {
+    if (scheduler_.most_blocks(num_tokens, static_cast<int>(group)) > memory.groups[group].device_blocks) {
       return false;
     }
   }
@@ -207,7 +187,7 @@ KvMemory KvMemoryPlanner::plan(const ManagerConfig& config, std::int32_t max_bat
   memory.max_seq_len = low;
   memory.sequences_at_max_len = std::numeric_limits<std::int32_t>::max();
   for (std::size_t group = 0; group < memory.groups.size(); ++group) {
-    const std::int32_t one = std::max(sequence_blocks(static_cast<int>(group), low), 1);
+    const std::int32_t one = std::max(scheduler_.most_blocks(low, static_cast<int>(group)), 1);
     memory.sequences_at_max_len = std::min(memory.sequences_at_max_len, memory.groups[group].device_blocks / one);
   }
   return memory;

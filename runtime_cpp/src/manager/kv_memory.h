@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "aotllm/gpt_manager.h"
+#include "aotllm/scheduler.h"
 
 namespace aotllm {
 
@@ -14,8 +15,8 @@ namespace aotllm {
 /// than half: sequences shorter than the window hold as many in both.
 class KvMemoryPlanner {
  public:
-  /// `max_chunk_tokens` as in SchedulerConfig.
-  KvMemoryPlanner(const ModelShape& shape, std::int32_t max_chunk_tokens);
+  /// `scheduler` has the windows of `shape`, and the chunks that sequences will come in.
+  KvMemoryPlanner(const ModelShape& shape, const SchedulerConfig& scheduler);
 
   /// The division that `config` asks for; `free_bytes` as from free_memory(). Throws Error(kInvalidRequest) with the
   /// field's name where it asks for nothing sensible, in several ways, or for more than is free or 2^31 blocks.
@@ -28,12 +29,11 @@ class KvMemoryPlanner {
   std::int64_t blocks_of(int group, std::int64_t units) const;
   std::int64_t bytes_of(std::int64_t units) const;
   std::int64_t units_in(std::int64_t bytes) const;
-  std::int32_t sequence_blocks(int group, std::int32_t num_tokens) const;
   void check_free(const KvMemory& memory, const ManagerConfig& config, std::optional<std::int64_t> free_bytes) const;
   bool fits(const KvMemory& memory, std::int32_t num_tokens) const;
 
   const ModelShape& shape_;
-  std::int32_t max_chunk_tokens_;
+  const Scheduler scheduler_;  ///< knows what a sequence holds at most
 };
 
 }  // namespace aotllm

@@ -65,8 +65,7 @@ Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std:
   limits.num_speculative_tokens = config.num_speculative_tokens;
   limits.vocab_size = shape.vocab_size;
   limits.eos_token_ids = config.eos_token_ids;
-  limits.kv_memory =
-      KvMemoryPlanner(shape, scheduler.max_chunk_tokens).plan(config, scheduler.max_batch_size, free_bytes);
+  limits.kv_memory = KvMemoryPlanner(shape, scheduler).plan(config, scheduler.max_batch_size, free_bytes);
   limits.engine_max_seq_len = shape.max_seq_len;
   limits.max_seq_len = limits.kv_memory.max_seq_len;
   return limits;
