@@ -105,6 +105,8 @@ class Request:
     """Id given to load_adapter; 0 = the bare model"""
     prompt_logprobs: int
     """-1 = none; n ≥ 0: log-probability of each prompt token from the second on and of the n most likely ones"""
+    pooling: str
+    """none | last | mean: with the latter two the request ends with its prompt and answers with an embedding"""
     def __init__(self) -> None: ...
 
 class Constraint:
@@ -171,6 +173,8 @@ class Response:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     logits: list[npt.NDArray[np.float32]]
+    embedding: npt.NDArray[np.float32] | None
+    """[hidden_size], in the last response of a request with pooling"""
     finish_reason: str | None
     """None while running; stop | length | timeout | cancelled | error"""
     stop_token_id: int | None
@@ -319,6 +323,25 @@ class GptManager:
     """The in-flight-batching loop on a C++ thread of its own. All methods are thread-safe and release the GIL."""
 
     def __init__(self, rank_file: str, config: ManagerConfig) -> None: ...
+    @staticmethod
+    def with_oracle_runner(
+        config: ManagerConfig,
+        *,
+        vocab_size: int,
+        max_seq_len: int,
+        max_batch_size: int,
+        max_num_tokens: int,
+        tokens_per_block: int,
+        hidden_size: int,
+        kv_windows: Sequence[int],
+        kv_bytes_per_token: int,
+        spoken_tokens: Sequence[int],
+        step_seconds: float,
+    ) -> GptManager:
+        """A manager over a model that computes nothing, see `runner/oracle_runner.h`: its next token is a function of
+        the last one, its position and the adapter. No tokens in `spoken_tokens`: all but the end tokens of `config`.
+        Raises InvalidRequest for a size out of range."""
+
     def submit(self, request: Request) -> int:
         """Request id. Raises InvalidRequest, ContextTooLong (can never fit), Overloaded (queue full), Cancelled
         (shut down)."""

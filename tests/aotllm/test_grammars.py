@@ -258,6 +258,13 @@ def test_a_token_that_is_not_allowed_is_a_fault() -> None:
         state.accept(ord("b"))
 
 
+def test_a_grammar_that_grows_too_large_while_it_is_followed_is_the_requests_fault() -> None:
+    state = GRAMMARS.compile(form(regex="a{1000000}")).clone()
+    with pytest.raises(InvalidRequest, match="too large to go on.*simplify it|cannot go on"):
+        for _ in range(1000):
+            state.accept(allowed(state)[0])
+
+
 def merged_grammars() -> tuple[_runtime.GrammarCompiler, list[bytes]]:
     """Over a vocabulary of bytes and of longer tokens, some of them across what forced text ends with."""
     longer = [

@@ -70,8 +70,17 @@ inline void fake_logits(std::uint64_t hash, TokenId first_token, std::span<float
   }
 }
 
+/// A hidden state in [0, 1) from a hash, NaN for the poisoned ones.
+inline void fake_hidden(std::uint64_t hash, TokenId first_token, std::span<float> row) {
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    row[i] = first_token == kNanToken ? std::numeric_limits<float>::quiet_NaN()
+                                      : static_cast<float>(mix(~hash + i) >> 40) * 0x1.0p-24F;
+  }
+}
+
 inline ModelShape small_shape() {
   return {.vocab_size = 37,
+          .hidden_size = 5,
           .num_layers = 1,
           .max_seq_len = 48,
           .max_num_tokens = 32,
@@ -118,6 +127,8 @@ class FakeRunner : public ModelRunner {
     check_contract(sequences);
     outputs.vocab_size = shape_.vocab_size;
     outputs.logits.clear();
+    outputs.hidden_size = shape_.hidden_size;
+    outputs.hidden.clear();
     for (const SequenceStep& sequence : sequences) {
       for (std::size_t i = 0; i < sequence.tokens.size(); ++i) {
         const std::int32_t position = sequence.start_position + static_cast<std::int32_t>(i);
@@ -135,8 +146,14 @@ class FakeRunner : public ModelRunner {
       for (std::int32_t position = first; position <= last; ++position) {
         const std::uint64_t hash =
             hash_of(shape_, position, [&](int group, std::int32_t seen) { return slot(sequence, group, seen); });
+        const TokenId begin = position == 0 ? sequence.tokens[0] : first_token(sequence);
+        if (sequence.hidden) {
+          outputs.hidden.resize(outputs.hidden.size() + static_cast<std::size_t>(shape_.hidden_size));
+          fake_hidden(hash, begin, std::span(outputs.hidden).last(static_cast<std::size_t>(shape_.hidden_size)));
+          continue;
+        }
         outputs.logits.resize(outputs.logits.size() + static_cast<std::size_t>(shape_.vocab_size));
-        fake_logits(hash, position == 0 ? sequence.tokens[0] : first_token(sequence), outputs.row(outputs.rows() - 1));
+        fake_logits(hash, begin, outputs.row(outputs.rows() - 1));
       }
     }
   }
@@ -180,7 +197,7 @@ class FakeRunner : public ModelRunner {
       const std::size_t end = static_cast<std::size_t>(sequence.start_position) + sequence.tokens.size();
       total += sequence.tokens.size();
       require(!sequence.tokens.empty(), "a sequence without tokens");
-      require(end < static_cast<std::size_t>(shape_.max_seq_len), "a sequence beyond max_seq_len");
+      require(end <= static_cast<std::size_t>(shape_.max_seq_len), "a sequence beyond max_seq_len");
     }
     require(total >= 1 && total <= static_cast<std::size_t>(shape_.max_num_tokens), "too many tokens");
     require(sequences.size() <= static_cast<std::size_t>(shape_.max_batch_size), "too many sequences");

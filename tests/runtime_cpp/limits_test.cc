@@ -26,6 +26,13 @@ TEST(Limits, TakeTheEnginesWhereTheConfigSaysZero) {
   EXPECT_EQ(limits.max_seq_len, 48);
 }
 
+TEST(Limits, EndTokensThatTheVocabularyDoesNotHaveDoNotCount) {
+  ManagerConfig config;
+  config.eos_token_ids = {-1, 36, 37, 2};
+  const Limits limits = resolve_limits(small_shape(), config, std::nullopt);
+  EXPECT_EQ(limits.eos_token_ids, (std::vector<TokenId>{36, 2}));
+}
+
 TEST(Limits, SizeTheKvCacheByTheFreeMemory) {
   struct Case {
     std::optional<std::int64_t> free_bytes;

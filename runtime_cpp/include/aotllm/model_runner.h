@@ -36,6 +36,7 @@ struct KvGroupShape {
 /// What the manager must know of a loaded engine.
 struct ModelShape {
   std::int32_t vocab_size = 0;
+  std::int32_t hidden_size = 0;  ///< width of a token's hidden state; 0 = the target does not give it
   std::int32_t num_layers = 0;
   std::int32_t max_seq_len = 0;           ///< longest sequence, prompt + generated
   std::int32_t max_num_tokens = 0;        ///< most tokens in one step, over all sequences
@@ -44,11 +45,11 @@ struct ModelShape {
   std::vector<KvGroupShape> kv_groups{};  ///< 1 to kMaxKvGroups; full attention first, then by window, largest first
 };
 
-/// Which rows of a sequence's tokens need logits.
+/// Which rows of a sequence's tokens need logits, or hidden states.
 enum class LogitsMode : std::uint8_t {
   kNone,  ///< a context chunk that is not the last
   kLast,  ///< the last token only
-  kAll,   ///< every token (scoring, prompt log-probabilities)
+  kAll,   ///< every token (scoring, prompt log-probabilities, pooling over the prompt)
 };
 
 /// One sequence's part of a step: a context chunk, or one token (plus drafts) of a generation.
@@ -60,6 +61,7 @@ struct SequenceStep {
   std::array<std::span<const BlockId>, kMaxKvGroups> block_tables{};
   LogitsMode logits = LogitsMode::kLast;
   AdapterId adapter = 0;
+  bool hidden = false;  ///< the rows asked for are hidden states after the final norm, in place of logits
 };
 
 /// Where KV blocks are: the device's memory, which steps read and write, or the host's, which only keeps them. Each
@@ -83,21 +85,26 @@ struct KvAllocation {
   BlockCounts host_blocks{};  ///< 0 = no host tier
 };
 
-/// Logits of one step; reused from step to step.
+/// Logits and hidden states of one step; reused from step to step.
 struct StepOutputs {
   std::int32_t vocab_size = 0;
+  std::int32_t hidden_size = 0;
   std::vector<float> logits;  ///< [rows, vocab_size], in order of sequences, then of their tokens
+  std::vector<float> hidden;  ///< [hidden rows, hidden_size], likewise, of the sequences that ask for them
 
   std::int32_t rows() const { return vocab_size == 0 ? 0 : static_cast<std::int32_t>(logits.size()) / vocab_size; }
   std::span<float> row(std::int32_t i) {
     return std::span<float>(logits).subspan(static_cast<std::size_t>(i) * vocab_size, vocab_size);
   }
+  std::span<float> hidden_row(std::int32_t i) {
+    return std::span<float>(hidden).subspan(static_cast<std::size_t>(i) * hidden_size, hidden_size);
+  }
 };
 
 /// Runs steps of one engine on one target. The runner knows sequences and blocks, never requests.
 ///
-/// Not thread-safe: one thread calls `step`. On CPU the logits of a token depend only on the tokens at and before its
-/// position, bit for bit.
+/// Not thread-safe: one thread calls `step`. On CPU the logits and the hidden state of a token depend only on the
+/// tokens at and before its position, bit for bit.
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
@@ -108,7 +115,7 @@ class ModelRunner {
   /// had.
   virtual void allocate_kv(const KvAllocation& allocation) = 0;
 
-  /// Runs all tokens of `sequences`: writes their K and V into their blocks and the logits asked for into `outputs`.
+  /// Runs all tokens of `sequences`: writes their K and V into their blocks and the rows asked for into `outputs`.
   /// Preconditions: 1 ≤ total tokens ≤ max_num_tokens, token ids in [0, vocab_size), block tables long enough,
   /// adapters loaded.
   /// Throws Error(kInternal) where one is broken.

@@ -21,9 +21,16 @@ using RequestId = std::int64_t;
 /// Most sequences of one request.
 inline constexpr std::int32_t kMaxSequences = 128;
 
-/// One prompt to continue.
+/// What becomes of the prompt's hidden states after the final norm.
+enum class Pooling : std::uint8_t {
+  kNone,  ///< nothing: the prompt is to be continued
+  kLast,  ///< the last token's is the answer
+  kMean,  ///< their mean is, summed in order of positions in double precision
+};
+
+/// One prompt to continue, or to make an embedding of.
 struct Request {
-  /// At least one token, all in [0, vocab_size), and shorter than the context length.
+  /// At least one token, all in [0, vocab_size), and shorter than the context length; with pooling, as long at most.
   std::vector<TokenId> prompt_token_ids;
 
   SamplingParams sampling;
@@ -50,6 +57,11 @@ struct Request {
   /// is computed in full then, whatever is cached.
   std::int32_t prompt_logprobs = -1;
 
+  /// Not kNone: the request ends with kStop when its prompt is computed, and the answer is Response::embedding in place
+  /// of tokens. n is 1 then, and nothing is sampled: no log-probabilities, logits or constraint. The mean is computed
+  /// in full, whatever is cached.
+  Pooling pooling = Pooling::kNone;
+
   /// -1 = none; n ≥ 0: log-probability of each generated token and of the n most likely ones.
   std::int32_t logprobs = -1;
 
@@ -63,7 +75,8 @@ struct Request {
 
 /// Why a request ended.
 enum class FinishReason : std::uint8_t {
-  kStop,       ///< an EOS or stop token, the last of the generated ones; or a grammar after which nothing may follow
+  kStop,       ///< an EOS or stop token, the last of the generated ones; or a grammar after which nothing may follow;
+               ///< or the pooled prompt's end
   kLength,     ///< max_tokens, or the context length, was reached
   kCancelled,  ///< by its owner or by shutdown
   kTimeout,    ///< Request::timeout has passed
@@ -97,6 +110,7 @@ struct Response {
   std::vector<std::vector<float>> logits;  ///< one raw row [vocab_size] per token where asked for
   /// One per prompt token after the first, where asked for; in the first response of sequence 0.
   std::vector<TokenLogprobs> prompt_logprobs;
+  std::vector<float> embedding;  ///< [hidden_size] with pooling, in the last response if the prompt came to its end
   std::optional<FinishReason> finish_reason;
   std::optional<TokenId> stop_token_id;  ///< the EOS or stop token that ended the sequence
   std::optional<ErrorKind> error_kind;   ///< set with finish_reason kError only

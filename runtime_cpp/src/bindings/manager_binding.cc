@@ -15,6 +15,7 @@
 #include "aotllm/errors.h"
 #include "aotllm/gpt_manager.h"
 #include "bindings/bindings.h"
+#include "runner/oracle_runner.h"
 #include "support/free_memory.h"
 #include "support/strings.h"
 
@@ -49,6 +50,8 @@ const Names<CapacityPolicy> kCapacityPolicies = {{"max_utilization", CapacityPol
 const Names<QueuePolicy> kQueuePolicies = {{"priority", QueuePolicy::kPriority},
                                            {"fcfs", QueuePolicy::kFcfs},
                                            {"longest_prefix", QueuePolicy::kLongestPrefix}};
+
+const Names<Pooling> kPoolings = {{"none", Pooling::kNone}, {"last", Pooling::kLast}, {"mean", Pooling::kMean}};
 
 template <class T>
 T parse_name(const char* param, const Names<T>& names, const std::string& name) {
@@ -111,6 +114,25 @@ ManagerHolder make_manager(const std::string& rank_file, const PyManagerConfig& 
   return ManagerHolder(new GptManager(std::move(runner), config, std::move(proposer)));
 }
 
+/// Fills in what of `options` follows from the rest. End tokens are never said unless they are asked for.
+ManagerHolder make_oracle_manager(const PyManagerConfig& config, OracleOptions options,
+                                  const std::vector<std::int32_t>& kv_windows, std::int64_t kv_bytes_per_token) {
+  const py::gil_scoped_release release;
+  ModelShape& shape = options.shape;
+  for (const std::int32_t window : kv_windows) {
+    shape.kv_groups.push_back({window, shape.tokens_per_block * kv_bytes_per_token});
+  }
+  if (options.spoken_tokens.empty()) {
+    const std::vector<TokenId>& end = config.eos_token_ids;
+    for (TokenId token = 0; token < shape.vocab_size; ++token) {
+      if (std::find(end.begin(), end.end(), token) == end.end()) options.spoken_tokens.push_back(token);
+    }
+  }
+  auto runner = std::make_unique<OracleRunner>(std::move(options));
+  auto proposer = make_proposer(config, runner->shape());
+  return ManagerHolder(new GptManager(std::move(runner), config, std::move(proposer)));
+}
+
 /// Any 64 bits make a seed, signed (OpenAI) or not (KServe).
 void set_seed(SamplingParams& params, const std::optional<py::int_>& seed) {
   if (!seed) {
@@ -140,6 +162,13 @@ py::list logits_of(const py::object& self) {
     rows.append(py::array_t<float>(static_cast<py::ssize_t>(row.size()), row.data(), self));
   }
   return rows;
+}
+
+/// Likewise; None where there is none.
+py::object embedding_of(const py::object& self) {
+  auto& response = self.cast<Response&>();
+  if (response.embedding.empty()) return py::none();
+  return py::array_t<float>(static_cast<py::ssize_t>(response.embedding.size()), response.embedding.data(), self);
 }
 
 void bind_requests(py::module_& module) {
@@ -175,6 +204,9 @@ void bind_requests(py::module_& module) {
       .def_readwrite("retention_priority", &Request::retention_priority)
       .def_readwrite("adapter", &Request::adapter)
       .def_readwrite("prompt_logprobs", &Request::prompt_logprobs)
+      .def_property(
+          "pooling", [](const Request& self) { return name_of(kPoolings, self.pooling); },
+          [](Request& self, const std::string& name) { self.pooling = parse_name("pooling", kPoolings, name); })
       .def_readwrite("logprobs", &Request::logprobs)
       .def_readwrite("return_logits", &Request::return_logits)
       .def_property("constraint", nullptr, [](Request& self, const Constraint* constraint) {
@@ -207,6 +239,7 @@ void bind_responses(py::module_& module) {
       .def_readonly("token_ids", &Response::token_ids)
       .def_readonly("logprobs", &Response::logprobs)
       .def_property_readonly("logits", &logits_of)
+      .def_property_readonly("embedding", &embedding_of)
       .def_property_readonly("finish_reason",
                              [](const Response& self) {
                                return self.finish_reason ? std::optional(finish_reason_name(*self.finish_reason))
@@ -274,6 +307,27 @@ void bind_manager(py::module_& module) {
   py::class_<GptManager, ManagerHolder>(
       module, "GptManager", "The in-flight-batching loop on a C++ thread of its own. All methods are thread-safe.")
       .def(py::init(&make_manager), py::arg("rank_file"), py::arg("config"))
+      .def_static(
+          "with_oracle_runner",
+          [](const PyManagerConfig& config, std::int32_t vocab_size, std::int32_t max_seq_len,
+             std::int32_t max_batch_size, std::int32_t max_num_tokens, std::int32_t tokens_per_block,
+             std::int32_t hidden_size, const std::vector<std::int32_t>& kv_windows, std::int64_t kv_bytes_per_token,
+             std::vector<TokenId> spoken_tokens, double step_seconds) {
+            const ModelShape shape{.vocab_size = vocab_size,
+                                   .hidden_size = hidden_size,
+                                   .num_layers = 1,
+                                   .max_seq_len = max_seq_len,
+                                   .max_num_tokens = max_num_tokens,
+                                   .max_batch_size = max_batch_size,
+                                   .tokens_per_block = tokens_per_block};
+            return make_oracle_manager(config, {shape, std::move(spoken_tokens), step_seconds}, kv_windows,
+                                       kv_bytes_per_token);
+          },
+          py::arg("config"), py::kw_only(), py::arg("vocab_size"), py::arg("max_seq_len"), py::arg("max_batch_size"),
+          py::arg("max_num_tokens"), py::arg("tokens_per_block"), py::arg("hidden_size"), py::arg("kv_windows"),
+          py::arg("kv_bytes_per_token"), py::arg("spoken_tokens"), py::arg("step_seconds"),
+          "A manager over a model that computes nothing: its next token is a function of the last one and its "
+          "position.")
       .def("submit", &GptManager::submit, py::arg("request"), ReleaseGil(),
            "Queues a request and returns its id. Raises InvalidRequest, ContextTooLong, Overloaded or Cancelled.")
       .def("cancel", &GptManager::cancel, py::arg("request_id"), py::arg("sequence_index") = -1, ReleaseGil(),

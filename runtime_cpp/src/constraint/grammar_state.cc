@@ -144,9 +144,14 @@ void GrammarState::fill_mask(std::span<std::uint32_t> mask) {
 }
 
 void GrammarState::accept(TokenId token) {
-  if (library().matcher_consume_token(matcher_.get(), static_cast<std::uint32_t>(token)) < 0) {
-    throw Error(ErrorKind::kInternal, cat("the grammar of ", param_, " does not allow token ", token, ": ", error()));
+  if (library().matcher_consume_token(matcher_.get(), static_cast<std::uint32_t>(token)) >= 0) return;
+  const std::string reason = error();
+  // llguidance bounds what it builds while it goes; a mask may still have room, and the token after it none.
+  if (reason.find("too many") != std::string::npos || reason.find("limit") != std::string::npos) {
+    throw Error(ErrorKind::kInvalidRequest,
+                cat("the grammar of ", param_, " is too large to go on: ", reason, "; simplify it"), param_);
   }
+  throw Error(ErrorKind::kInternal, cat("the grammar of ", param_, " does not allow token ", token, ": ", reason));
 }
 
 std::vector<TokenId> GrammarState::take_forced(std::int32_t limit) {

@@ -15,6 +15,7 @@ namespace {
 ModelShape shape_of(const Plan& plan) {
   ModelShape shape;
   shape.vocab_size = plan.vocab_size;
+  shape.hidden_size = plan.hidden_size;
   shape.num_layers = static_cast<std::int32_t>(plan.kv.layers.size());
   shape.max_seq_len = plan.max_seq_len;
   shape.max_num_tokens = plan.max_num_tokens;

@@ -1,6 +1,8 @@
 // The step itself: the runner's part, what is done beside it, and what its logits become.
 #include <algorithm>
+#include <cmath>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include "aotllm/errors.h"
@@ -64,10 +66,14 @@ bool InflightBatcher::run_step() {
   }
   background.wait();
   current_.run_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-  const auto expected = static_cast<std::size_t>(step_.num_rows()) * static_cast<std::size_t>(limits_.vocab_size);
-  if (failure.empty() && outputs_.logits.size() != expected) {
-    failure = cat("the step returned ", outputs_.logits.size(), " logits for ", step_.num_rows(), " rows of ",
-                  limits_.vocab_size);
+  const auto check_size = [&failure](const char* what, std::size_t got, std::int32_t rows, std::int32_t width) {
+    if (failure.empty() && got != static_cast<std::size_t>(rows) * static_cast<std::size_t>(width)) {
+      failure = cat("the step returned ", got, " ", what, " for ", rows, " rows of ", width);
+    }
+  };
+  check_size("logits", outputs_.logits.size(), step_.num_rows(), limits_.vocab_size);
+  if (step_.num_hidden_rows() > 0) {
+    check_size("hidden values", outputs_.hidden.size(), step_.num_hidden_rows(), limits_.hidden_size);
   }
   if (failure.empty()) {
     return true;
@@ -113,7 +119,9 @@ void InflightBatcher::take_results() {
       if (sequence.scores_prompt()) {
         score_prompt(entry);
       }
-      if (entry.samples) {
+      if (entry.hidden) {
+        pool(entry);
+      } else if (entry.samples) {
         check_mask(entry);
         sample(entry);
       }
@@ -150,6 +158,35 @@ void InflightBatcher::score_prompt(const StepInputs::Entry& entry) {
     sequence.prompt_logprobs.push_back(
         sampler_.logprobs(outputs_.row(entry.first_row + i), token, sequence.num_prompt_logprobs));
   }
+}
+
+/// Takes the hidden states of a chunk into the embedding; with the last one the sequence ends. Its num_computed is past
+/// the chunk already.
+void InflightBatcher::pool(const StepInputs::Entry& entry) {
+  Sequence& sequence = *entry.sequence;
+  sequence.pooled.resize(static_cast<std::size_t>(limits_.hidden_size));
+  const std::int32_t begin = sequence.num_computed - entry.num_rows;
+  for (std::int32_t i = 0; i < entry.num_rows; ++i) {
+    if (begin + i < sequence.num_pooled) {
+      continue;  // computed again after preemption
+    }
+    const std::span<const float> row = outputs_.hidden_row(entry.first_row + i);
+    std::transform(row.begin(), row.end(), sequence.pooled.begin(), sequence.pooled.begin(), std::plus<>());
+    sequence.num_pooled = begin + i + 1;
+  }
+  if (!entry.samples) {
+    return;
+  }
+  const double count = sequence.pooling == Pooling::kMean ? sequence.num_prompt_tokens : 1;
+  Response response = response_for(sequence);
+  for (const double sum : sequence.pooled) {
+    response.embedding.push_back(static_cast<float>(sum / count));
+  }
+  if (!std::ranges::all_of(response.embedding, [](float value) { return std::isfinite(value); })) {
+    throw Error(ErrorKind::kInternal, "the embedding is not finite; the engine or its weights are damaged");
+  }
+  response.finish_reason = FinishReason::kStop;
+  finish(sequence, std::move(response));
 }
 
 /// Draws the tokens that the rows of `entry` give: one, and one more for each draft that it proves right.

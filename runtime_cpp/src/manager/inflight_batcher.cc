@@ -190,7 +190,7 @@ bool InflightBatcher::memory_is_scarce() const {
 SequenceView InflightBatcher::waiting_view(const Sequence& sequence) const {
   SequenceView view = sequence.view();
   view.is_context = true;
-  if (!sequence.scores_prompt()) {
+  if (!sequence.computes_in_full()) {
     const PrefixMatch match = kv_.match(sequence.keys, sequence.tokens);
     view.num_computed = match.num_tokens;
     view.num_blocks = match.num_blocks;
@@ -218,7 +218,7 @@ void InflightBatcher::admit(Sequence& sequence) {
   queued_tokens_ -= sequence.num_prompt_tokens;
   sequence.move_to(SequenceState::kContext);
   sequence.num_computed = kv_.acquire(sequence.table, sequence.keys, sequence.tokens, sequence.retention,
-                                      sequence.scores_prompt() ? 0 : std::numeric_limits<std::int32_t>::max());
+                                      sequence.computes_in_full() ? 0 : std::numeric_limits<std::int32_t>::max());
   if (sequence.num_cached < 0) {
     sequence.num_cached = std::min(sequence.num_computed, sequence.num_prompt_tokens);
     sequence.admitted = step_begun_;

@@ -116,6 +116,7 @@ class InflightBatcher {
   void fill_masks();
   void take_results();
   void score_prompt(const StepInputs::Entry& entry);
+  void pool(const StepInputs::Entry& entry);
   void sample(const StepInputs::Entry& entry);
   void take_token(Sequence& sequence, std::span<const float> logits, std::span<const std::uint32_t> mask,
                   Response& response);

@@ -30,6 +30,42 @@ void require_at_least(const char* param, double value, double least) {
   }
 }
 
+void validate_pooling(const Request& request, const Limits& limits) {
+  if (request.pooling == Pooling::kNone) {
+    return;
+  }
+  if (limits.hidden_size == 0) {
+    refuse("pooling", "this target gives no hidden states, and without them there is no embedding");
+  }
+  if (request.n != 1) {
+    refuse("n", cat("n is ", request.n, "; a prompt has 1 embedding"));
+  }
+  const char* unused = request.logprobs >= 0          ? "logprobs"
+                       : request.prompt_logprobs >= 0 ? "prompt_logprobs"
+                       : request.return_logits        ? "return_logits"
+                       : request.constraint           ? "constraint"
+                                                      : nullptr;
+  if (unused != nullptr) {
+    refuse(unused, cat(unused, " is for generated text; an embedding has none. Leave it out"));
+  }
+}
+
+/// Throws Error(kContextTooLong) where the prompt leaves no room for a token; with pooling it needs none.
+void validate_length(const Request& request, const Limits& limits) {
+  const auto prompt_len = std::ssize(request.prompt_token_ids);
+  const bool pools = request.pooling != Pooling::kNone;
+  if (prompt_len + (pools ? 0 : 1) <= limits.max_seq_len) {
+    return;
+  }
+  std::string message = cat("the maximum context length is ", limits.max_seq_len, " tokens, but the prompt has ",
+                            prompt_len, pools ? "" : " and at least one is to be generated", ". Shorten the prompt");
+  if (limits.max_seq_len < limits.engine_max_seq_len) {
+    message += cat(", or raise the KV memory: the engine can do ", limits.engine_max_seq_len,
+                   " tokens, but the KV cache of ", limits.kv_memory.groups.front().device_blocks, " blocks cannot");
+  }
+  throw Error(ErrorKind::kContextTooLong, message, "prompt_token_ids");
+}
+
 }  // namespace
 
 Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std::optional<std::int64_t> free_bytes) {
@@ -64,7 +100,11 @@ Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std:
   limits.enable_prefix_caching = config.enable_prefix_caching;
   limits.num_speculative_tokens = config.num_speculative_tokens;
   limits.vocab_size = shape.vocab_size;
+  limits.hidden_size = shape.hidden_size;
   limits.eos_token_ids = config.eos_token_ids;
+  std::erase_if(limits.eos_token_ids, [&](TokenId token) {  // never said, and no place in the logits to ban it at
+    return token < 0 || token >= shape.vocab_size;
+  });
   limits.kv_memory = KvMemoryPlanner(shape, scheduler).plan(config, scheduler.max_batch_size, free_bytes);
   limits.engine_max_seq_len = shape.max_seq_len;
   limits.max_seq_len = limits.kv_memory.max_seq_len;
@@ -109,17 +149,8 @@ void validate_request(const Request& request, const Limits& limits) {
   if (request.adapter < 0) {
     refuse("adapter", cat("adapter is ", request.adapter, "; it must be one of load_adapter, or 0 for none"));
   }
-  const std::size_t prompt_len = request.prompt_token_ids.size();
-  if (prompt_len >= static_cast<std::size_t>(limits.max_seq_len)) {
-    std::string message = "the maximum context length is " + std::to_string(limits.max_seq_len) +
-                          " tokens, but the prompt has " + std::to_string(prompt_len) +
-                          " and at least one is to be generated. Shorten the prompt";
-    if (limits.max_seq_len < limits.engine_max_seq_len) {
-      message += cat(", or raise the KV memory: the engine can do ", limits.engine_max_seq_len,
-                     " tokens, but the KV cache of ", limits.kv_memory.groups.front().device_blocks, " blocks cannot");
-    }
-    throw Error(ErrorKind::kContextTooLong, message, "prompt_token_ids");
-  }
+  validate_pooling(request, limits);
+  validate_length(request, limits);
 }
 
 }  // namespace aotllm

@@ -17,6 +17,7 @@ struct Limits {
   bool enable_prefix_caching = true;
   std::int32_t num_speculative_tokens = 0;
   std::int32_t vocab_size = 0;
+  std::int32_t hidden_size = 0;         ///< 0 = no embeddings
   std::int32_t max_seq_len = 0;         ///< context length: the engine's, or what the KV memory holds if less
   std::int32_t engine_max_seq_len = 0;  ///< context length of the engine
   std::int32_t max_queue_size = 0;

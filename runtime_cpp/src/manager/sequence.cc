@@ -16,6 +16,16 @@ PrefixRealm realm_of(RequestId request_id, const Request& request, const Limits&
           limits.enable_prefix_caching ? "salt " + request.cache_salt : "request " + std::to_string(request_id)};
 }
 
+/// A pooled prompt ends where a token would be drawn.
+std::int32_t max_len_of(const Request& request, const Limits& limits) {
+  const auto num_prompt_tokens = std::ssize(request.prompt_token_ids);
+  if (request.pooling != Pooling::kNone) {
+    return static_cast<std::int32_t>(num_prompt_tokens) + 1;
+  }
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(num_prompt_tokens + request.sampling.max_tokens, limits.max_seq_len));
+}
+
 Clock::time_point deadline_of(const Request& request, Clock::time_point now) {
   constexpr double kYear = 365.0 * 24 * 3600;  // beyond it the clock's integers are in danger
   if (request.timeout == 0.0 || request.timeout > kYear) {
@@ -35,6 +45,7 @@ Sequence::Sequence(RequestId request_id_in, std::int32_t index_in, const Request
       num_logprobs(request.logprobs),
       num_prompt_logprobs(index_in == 0 ? request.prompt_logprobs : -1),
       return_logits(request.return_logits),
+      pooling(request.pooling),
       adapter(request.adapter),
       sampling(request.sampling),
       processors(make_processors(sampling, limits.eos_token_ids, limits.vocab_size)),
@@ -42,8 +53,7 @@ Sequence::Sequence(RequestId request_id_in, std::int32_t index_in, const Request
       seed(sampling.seed ? static_cast<std::uint64_t>(*sampling.seed) : random_seed),
       tokens(request.prompt_token_ids),
       num_prompt_tokens(static_cast<std::int32_t>(tokens.size())),
-      max_len(static_cast<std::int32_t>(
-          std::min<std::int64_t>(std::int64_t{num_prompt_tokens} + sampling.max_tokens, limits.max_seq_len))),
+      max_len(max_len_of(request, limits)),
       keys(realm_of(request_id_in, request, limits), limits.scheduler.tokens_per_block),
       submitted(now),
       deadline(deadline_of(request, now)) {
@@ -80,7 +90,7 @@ SequenceView Sequence::view() const {
   view.num_blocks = table.num_blocks();
   view.num_preemptions = num_preemptions;
   view.overdue = overdue;
-  if (!scores_prompt()) {
+  if (!computes_in_full()) {
     view.block_keys = keys.blocks();
   }
   return view;

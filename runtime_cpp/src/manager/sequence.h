@@ -43,6 +43,12 @@ struct Sequence {
   /// Log-probabilities of prompt tokens are asked for, and some are still to come.
   bool scores_prompt() const;
 
+  /// The answer is made of the prompt's hidden states.
+  bool pools() const { return pooling != Pooling::kNone; }
+
+  /// Something is needed of every prompt token, so that none may come from the cache.
+  bool computes_in_full() const { return scores_prompt() || pooling == Pooling::kMean; }
+
   /// Drafts of this sequence may be verified: nothing needs to know each token before the next one is computed.
   bool may_speculate() const { return state == SequenceState::kGenerating && constraint == nullptr; }
 
@@ -54,6 +60,7 @@ struct Sequence {
   const std::int32_t num_logprobs;
   const std::int32_t num_prompt_logprobs;
   const bool return_logits;
+  const Pooling pooling;
   const AdapterId adapter;
   const SamplingParams sampling;
   LogitsProcessors processors;
@@ -72,6 +79,8 @@ struct Sequence {
   std::int32_t num_scheduled_drafts = 0;       ///< of those
   std::vector<TokenLogprobs> prompt_logprobs;  ///< collected so far, until they are sent
   bool prompt_scored = false;                  ///< they were sent
+  std::vector<double> pooled;                  ///< [hidden_size], sum over the first num_pooled tokens
+  std::int32_t num_pooled = 0;
 
   std::int64_t arrival_step = 0;  ///< when it began to wait
   bool overdue = false;

@@ -19,6 +19,7 @@ void StepInputs::clear() {
   steps_.clear();
   tokens_.clear();
   num_rows_ = 0;
+  num_hidden_rows_ = 0;
   num_masks_ = 0;
 }
 
@@ -38,11 +39,13 @@ void StepInputs::add(Sequence& sequence, std::int32_t num_tokens, std::span<cons
   entry.num_tokens = num_tokens + entry.num_drafts;
   entry.is_context = sequence.state != SequenceState::kGenerating;
   entry.samples = start + known.size() == sequence.tokens.size();
-  const bool all_rows = entry.num_drafts > 0 || sequence.scores_prompt();
-  entry.first_row = num_rows_;
+  const bool all_rows = entry.num_drafts > 0 || sequence.computes_in_full();
+  entry.hidden = sequence.pools();
+  std::int32_t& num_rows = entry.hidden ? num_hidden_rows_ : num_rows_;
+  entry.first_row = num_rows;
   entry.num_rows = all_rows ? entry.num_tokens : (entry.samples ? 1 : 0);
   entry.mask = entry.samples && sequence.constraint != nullptr ? num_masks_++ : -1;
-  num_rows_ += entry.num_rows;
+  num_rows += entry.num_rows;
   if (static_cast<std::size_t>(num_masks_) * mask_words_ > masks_.size()) {
     masks_.resize(static_cast<std::size_t>(num_masks_) * mask_words_);
   }
@@ -54,6 +57,7 @@ void StepInputs::add(Sequence& sequence, std::int32_t num_tokens, std::span<cons
     step.block_tables[static_cast<std::size_t>(group)] = sequence.table.blocks(group);
   }
   step.logits = all_rows ? LogitsMode::kAll : (entry.samples ? LogitsMode::kLast : LogitsMode::kNone);
+  step.hidden = entry.hidden;
   step.adapter = sequence.adapter;
   entries_.push_back(entry);
   steps_.push_back(step);

@@ -21,7 +21,8 @@ class StepInputs {
     std::int32_t num_drafts = 0;
     bool is_context = false;
     bool samples = false;        ///< its last known token is in the step
-    std::int32_t first_row = 0;  ///< of the logits
+    bool hidden = false;         ///< its rows are hidden states
+    std::int32_t first_row = 0;  ///< of the logits, or of the hidden states
     std::int32_t num_rows = 0;
     std::int32_t mask = -1;  ///< its grammar mask; -1 = none
 
@@ -40,6 +41,7 @@ class StepInputs {
   std::span<const Entry> entries() const { return entries_; }
   std::span<const SequenceStep> steps() const { return steps_; }
   std::int32_t num_rows() const { return num_rows_; }
+  std::int32_t num_hidden_rows() const { return num_hidden_rows_; }
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens_.size()); }
 
   std::span<const TokenId> drafts(const Entry& entry) const;
@@ -54,6 +56,7 @@ class StepInputs {
   std::vector<TokenId> tokens_;  ///< reserved: steps_ point into it
   std::vector<std::uint32_t> masks_;
   std::int32_t num_rows_ = 0;
+  std::int32_t num_hidden_rows_ = 0;
   std::int32_t num_masks_ = 0;
 };
 

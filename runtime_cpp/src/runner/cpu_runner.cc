@@ -102,9 +102,19 @@ void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outpu
   impl.lora.assign(sequences);
   outputs.vocab_size = plan.vocab_size;
   outputs.logits.resize(impl.batch.logit_rows().size() * static_cast<std::size_t>(plan.vocab_size));
+  outputs.hidden_size = plan.hidden_size;
+  outputs.hidden.resize(impl.batch.hidden_rows().size() * static_cast<std::size_t>(plan.hidden_size));
 
-  const StepContext context{plan,      impl.kernels,          impl.units, impl.space, impl.kv, impl.batch,
-                            impl.lora, outputs.logits.data(), impl.pool};
+  const StepContext context{plan,
+                            impl.kernels,
+                            impl.units,
+                            impl.space,
+                            impl.kv,
+                            impl.batch,
+                            impl.lora,
+                            outputs.logits.data(),
+                            outputs.hidden.data(),
+                            impl.pool};
   impl.pool.parallel([&](int index, int count) {
     const Worker worker{context, index, count};
     compute_rope(worker);

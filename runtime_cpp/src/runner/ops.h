@@ -25,6 +25,7 @@ struct StepContext {
   const StepBatch& batch;
   const Lora& lora;
   float* logits;  ///< [logit rows, vocab_size]
+  float* hidden;  ///< [hidden rows, hidden_size]
   ThreadPool& pool;
 };
 

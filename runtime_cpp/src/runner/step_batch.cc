@@ -21,6 +21,7 @@ StepBatch::StepBatch(const ModelShape& shape) : shape_(shape) {
   positions_.reserve(rows);
   sequences_.reserve(rows);
   logit_rows_.reserve(rows);
+  hidden_rows_.reserve(rows);
 }
 
 void StepBatch::check(const SequenceStep& sequence, std::size_t index) const {
@@ -63,6 +64,7 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCount
   positions_.clear();
   sequences_.clear();
   logit_rows_.clear();
+  hidden_rows_.clear();
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const SequenceStep& sequence = sequences[i];
     const std::size_t length = sequence.tokens.size();
@@ -77,7 +79,7 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCount
     for (std::size_t t = 0; t < length; ++t) {
       const bool last = t + 1 == length;
       if (sequence.logits == LogitsMode::kAll || (sequence.logits == LogitsMode::kLast && last)) {
-        logit_rows_.push_back(static_cast<std::int32_t>(tokens_.size()));
+        (sequence.hidden ? hidden_rows_ : logit_rows_).push_back(static_cast<std::int32_t>(tokens_.size()));
       }
       tokens_.push_back(sequence.tokens[t]);
       positions_.push_back(sequence.start_position + static_cast<std::int32_t>(t));

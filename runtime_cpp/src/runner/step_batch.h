@@ -20,10 +20,13 @@ class StepBatch {
   int rows() const noexcept { return static_cast<int>(tokens_.size()); }
   TokenId token(int row) const noexcept { return tokens_[row]; }
   std::int32_t position(int row) const noexcept { return positions_[row]; }
+  AdapterId adapter(int row) const noexcept { return sequences_[row]->adapter; }
   /// Of the row's sequence in a KV group; entries that no row of the sequence sees in this group may be anything.
   const BlockId* block_table(int row, int group) const noexcept { return sequences_[row]->block_tables[group].data(); }
   /// Rows whose logits are wanted, ascending.
   std::span<const std::int32_t> logit_rows() const noexcept { return logit_rows_; }
+  /// Rows whose hidden states are wanted, ascending.
+  std::span<const std::int32_t> hidden_rows() const noexcept { return hidden_rows_; }
 
  private:
   void check(const SequenceStep& sequence, std::size_t index) const;
@@ -34,6 +37,7 @@ class StepBatch {
   std::vector<std::int32_t> positions_;
   std::vector<const SequenceStep*> sequences_;  ///< of each row
   std::vector<std::int32_t> logit_rows_;
+  std::vector<std::int32_t> hidden_rows_;
 };
 
 }  // namespace aotllm

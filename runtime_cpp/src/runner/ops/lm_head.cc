@@ -1,11 +1,33 @@
+#include <algorithm>
+
 #include "runner/ops.h"
 #include "runner/partition.h"
 
 namespace aotllm {
+namespace {
+
+/// What the head reads, for the rows that want just that.
+void write_hidden(const Worker& worker, const LmHeadOp& op, int k) {
+  const StepContext& step = worker.step;
+  const std::span<const std::int32_t> rows = step.batch.hidden_rows();
+  const Range share = split(std::ssize(rows), worker.index, worker.count);
+  for (std::int64_t i = share.begin; i < share.end; ++i) {
+    const float* x = step.space.buffer(op.in) + std::ptrdiff_t{rows[static_cast<std::size_t>(i)]} * k;
+    float* y = step.hidden + i * k;
+    if (op.norm.empty()) {
+      std::copy_n(x, k, y);
+    } else {
+      step.kernels.rms_norm(x, op.norm.data(), op.eps, k, y);
+    }
+  }
+}
+
+}  // namespace
 
 void run(const Worker& worker, const LmHeadOp& op) {
   const StepContext& step = worker.step;
   const Linear& linear = step.plan.linears[op.linear];
+  write_hidden(worker, op, linear.k);
   const std::span<const std::int32_t> rows = step.batch.logit_rows();
   if (rows.empty()) return;
   const int num_rows = static_cast<int>(rows.size());
