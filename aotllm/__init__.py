@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aotllm.beam_search import BeamSearchParams
+    from aotllm.embedding import EmbeddingOutput
     from aotllm.engines import Engine, open_engine
     from aotllm.errors import AotllmError
     from aotllm.executor import Executor
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AotllmError": "aotllm.errors",
     "BeamSearchParams": "aotllm.beam_search",
+    "EmbeddingOutput": "aotllm.embedding",
     "Engine": "aotllm.engines",
     "Executor": "aotllm.executor",
     "ExecutorConfig": "aotllm.executor_config",
@@ -47,6 +49,7 @@ _HOME = {
 __all__ = [
     "AotllmError",
     "BeamSearchParams",
+    "EmbeddingOutput",
     "Engine",
     "Executor",
     "ExecutorConfig",

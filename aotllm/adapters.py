@@ -42,6 +42,12 @@ class AdapterTable:
         with self._lock:
             return tuple(self._ids)
 
+    @property
+    def ids(self) -> dict[str, int]:
+        """Name → the runtime's id, of the adapters that requests can use."""
+        with self._lock:
+            return dict(self._ids)
+
     def load(self, name: str, folder: Path) -> None:
         """Read a folder and give it to the runtime.
 

@@ -62,8 +62,8 @@ class Overloaded(AotllmError):
 
 
 class TimedOut(AotllmError):
-    """The time of a request was over before its answer was. Only the command line raises it: elsewhere what there is
-    of the answer is kept, with the finish reason "timeout"."""
+    """The time of a request was over before its answer was. Raised by the command line, and for embeddings: elsewhere
+    what there is of the answer is kept, with the finish reason "timeout"."""
 
     kind = "timed_out"
     exit_code = 5
@@ -111,6 +111,14 @@ class Cancelled(AotllmError):
     error_type = "Cancelled"
 
 
+class Unavailable(AotllmError):
+    """What would run the request has gone, and is not coming back by itself."""
+
+    kind = "unavailable"
+    http_status = 503
+    error_type = "ServiceUnavailableError"
+
+
 class Internal(AotllmError):
     """A fault of aotllm itself; please report it."""
 
@@ -129,6 +137,7 @@ ERROR_KINDS: dict[str, type[AotllmError]] = {
         EngineError,
         EngineIncompatible,
         Cancelled,
+        Unavailable,
         Internal,
     )
 }

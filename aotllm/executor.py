@@ -8,45 +8,25 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from aotllm.adapters import AdapterTable
-from aotllm.bad_words import bad_words_token_ids
 from aotllm.beam_search import BeamSearchParams
 from aotllm.beam_search_driver import BeamSearchDriver
 from aotllm.dispatcher import Dispatcher
-from aotllm.draft_engine import open_draft_engine
-from aotllm.errors import ContextTooLong, EngineError, InvalidRequest, Overloaded
+from aotllm.embedding import EmbeddingOutput
+from aotllm.errors import EngineError, InvalidRequest, Overloaded
 from aotllm.executor_config import ExecutorConfig
-from aotllm.grammars import Grammars
 from aotllm.kv_memory import KvMemory
-from aotllm.manager import ManagerFactory, ManagerRequest, RuntimeManager
-from aotllm.output_assembler import OutputAssembler
-from aotllm.request import Promptlike, Request, RequestOutput, as_request
-from aotllm.request_handle import RequestHandle
+from aotllm.loaded_engine import LoadedEngine
+from aotllm.manager import ManagerFactory
+from aotllm.request import Pooling, Promptlike, Request, RequestOutput, as_request
+from aotllm.request_handle import RequestHandle, RequestListener
+from aotllm.request_preparer import Prepared, RequestPreparer
 from aotllm.sampling_params import SamplingParams
 from aotllm.stats import ExecutorStats
 
 if TYPE_CHECKING:
     from aotllm.engines import Engine
-    from aotllm.tokenization import Tokenizer
-
-
-_RESERVED_TEMPLATE_NAMES = {
-    "messages",
-    "add_generation_prompt",
-    "tools",
-    "add_special_tokens",
-    "bos_token",
-    "eos_token",
-}
-
-
-class _Prepared(NamedTuple):
-    """A request that has been tokenized and checked."""
-
-    request: ManagerRequest
-    sampling: SamplingParams
 
 
 class Executor:
@@ -83,22 +63,19 @@ class Executor:
         **options: Any,
     ) -> None:
         self.config = dataclasses.replace(config or ExecutorConfig(), **options)
-        if isinstance(engine, (str, Path)):
-            from aotllm.engines import open_engine
-
-            engine = open_engine(engine, verify=verify)
-        self.engine = engine
-        self.tokenizer: Tokenizer = engine.tokenizer()
-        self.default_sampling = _engine_sampling(engine)
+        loaded = LoadedEngine(engine, self.config, verify, manager_factory)
+        self.engine, self.tokenizer = loaded.engine, loaded.tokenizer
+        self.default_sampling = engine_sampling(self.engine)
         """Sampling of requests that bring none: the checkpoint's generation_config.json"""
-        draft_rank_file = None
-        if self.config.draft_engine is not None:
-            draft_rank_file = open_draft_engine(self.config.draft_engine, engine, self.tokenizer, verify).rank_file(0)
-        self._manager = (manager_factory or RuntimeManager)(
-            engine.rank_file(0), self.config, engine.manifest.eos_token_ids, draft_rank_file
+        self._manager, self._adapters = loaded.manager, loaded.adapters
+        self._preparer = RequestPreparer(
+            self.tokenizer,
+            self.default_sampling,
+            self.config.timeout,
+            self._manager,
+            self._adapters.id_of,
+            loaded.grammars.compile,
         )
-        self._adapters = AdapterTable(self._manager)
-        self._grammars = Grammars(self.tokenizer, engine.manifest.eos_token_ids, self._manager.vocab_size)
         self._dispatcher = Dispatcher(self._manager)
         # Also runs at interpreter exit, when the (daemon) dispatcher thread still lives.
         self._finalizer = weakref.finalize(self, self._dispatcher.shutdown)
@@ -113,6 +90,11 @@ class Executor:
         """Takes requests. False after shutdown, and after a fault of the runtime itself."""
         return self._dispatcher.alive
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return self._dispatcher.in_flight
+
     def stats(self) -> ExecutorStats:
         """Counters of the runtime."""
         return ExecutorStats.from_native(self._manager.stats())
@@ -120,6 +102,14 @@ class Executor:
     def memory(self) -> KvMemory:
         """What the KV memory buys."""
         return KvMemory.from_native(self._manager.memory())
+
+    async def stats_async(self) -> ExecutorStats:
+        """`stats` for event loops."""
+        return self.stats()
+
+    async def memory_async(self) -> KvMemory:
+        """`memory` for event loops."""
+        return self.memory()
 
     def kv_events(self) -> Sequence[Any]:
         """News of the prefix cache since the last call, as in `_runtime.KvEvent`. See `ExecutorConfig.max_kv_events`;
@@ -144,6 +134,14 @@ class Executor:
         """Take no more requests for an adapter; those in flight finish with it. Raises InvalidRequest if unknown."""
         self._adapters.unload(name)
 
+    async def load_lora_async(self, name: str, folder: str | Path) -> None:
+        """`load_lora` for event loops."""
+        await asyncio.to_thread(self.load_lora, name, folder)
+
+    async def unload_lora_async(self, name: str) -> None:
+        """`unload_lora` for event loops."""
+        await asyncio.to_thread(self.unload_lora, name)
+
     def submit(self, request: Promptlike) -> RequestHandle:
         """Queue a request. Keep the handle: the request is cancelled when it is garbage collected.
 
@@ -153,11 +151,16 @@ class Executor:
             Overloaded: the queue is full.
             Cancelled: the executor is shut down.
         """
-        return self._submit(self._prepare(as_request(request)))
+        return self._submit(self._preparer.prepare(as_request(request)))
 
-    async def submit_async(self, request: Promptlike) -> RequestHandle:
-        """`submit` for event loops: the prompt is tokenized, and a grammar compiled, in a worker thread."""
-        return self._submit(await asyncio.to_thread(self._prepare, as_request(request)))
+    async def submit_async(self, request: Promptlike, listener: RequestListener | None = None) -> RequestHandle:
+        """`submit` for event loops: the prompt is tokenized, and a grammar compiled, in a worker thread.
+
+        Args:
+            request: as of `submit`.
+            listener: hears of its outputs and its end, unless it is refused.
+        """
+        return self._submit(await asyncio.to_thread(self._preparer.prepare, as_request(request)), listener)
 
     def generate(
         self, prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None = None
@@ -173,7 +176,7 @@ class Executor:
         Raises:
             AotllmError: as `submit`, for the first prompt that fails.
         """
-        return self._run(map(self._prepare, _as_requests(prompts, sampling)))
+        return self._run(map(self._preparer.prepare, _as_requests(prompts, sampling)))
 
     async def generate_async(
         self, prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None = None
@@ -181,7 +184,7 @@ class Executor:
         """`generate` for event loops. Cancelling the task cancels the requests."""
         with _Batch() as batch:
             for request in _as_requests(prompts, sampling):
-                prepared = await asyncio.to_thread(self._prepare, request)
+                prepared = await asyncio.to_thread(self._preparer.prepare, request)
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     await batch.oldest()
             return [await handle for handle in batch.handles]
@@ -197,21 +200,47 @@ class Executor:
                 have no effect here.
             AotllmError: as `submit`.
         """
-        prepared = self._prepare(as_request(request))
+        prepared = self._preparer.prepare(as_request(request))
         driver = self._beam_search_driver(prepared, params)
         with self._adapters.held(prepared.request.adapter):
             while requests := driver.next_requests():
-                driver.take(self._run(_Prepared(step, step.sampling) for step in requests))
+                driver.take(self._run(Prepared(step, step.sampling) for step in requests))
         return driver.result(self.tokenizer)
 
     async def beam_search_async(self, request: Promptlike, params: BeamSearchParams | None = None) -> RequestOutput:
         """`beam_search` for event loops. Cancelling the task ends the search."""
-        prepared = await asyncio.to_thread(self._prepare, as_request(request))
+        prepared = await asyncio.to_thread(self._preparer.prepare, as_request(request))
         driver = self._beam_search_driver(prepared, params)
         with self._adapters.held(prepared.request.adapter):
             while requests := driver.next_requests():
-                driver.take(await self._run_async([_Prepared(step, step.sampling) for step in requests]))
+                driver.take(await self._run_async([Prepared(step, step.sampling) for step in requests]))
         return driver.result(self.tokenizer)
+
+    def embed(
+        self, prompts: Promptlike | Iterable[Promptlike], pooling: Pooling = "mean", normalize: bool = True
+    ) -> list[EmbeddingOutput]:
+        """Embed a batch of prompts; results in their order. The batch may be larger than the queue.
+
+        Args:
+            prompts: as of `generate`. A request's own `pooling` counts if it has one.
+            pooling: which hidden states make the embedding; see `aotllm.request.Pooling`.
+            normalize: divide each embedding by its Euclidean length.
+
+        Raises:
+            AotllmError: as `submit`, for the first prompt that fails. A prompt may be as long as the context.
+            TimedOut: a prompt's time was over before it was computed.
+            Cancelled: the executor was shut down.
+        """
+        requests = (_to_embed(request, pooling) for request in _as_requests(prompts, None))
+        results = self._run(map(self._preparer.prepare, requests))
+        return [EmbeddingOutput.from_result(result, normalize) for result in results]
+
+    async def embed_async(
+        self, request: Promptlike, pooling: Pooling = "mean", normalize: bool = True
+    ) -> EmbeddingOutput:
+        """`embed` of one prompt for event loops. Cancelling the task cancels the request."""
+        handle = await self.submit_async(_to_embed(as_request(request), pooling))
+        return EmbeddingOutput.from_result(await handle, normalize)
 
     def shutdown(self, drain: bool = False) -> None:
         """Take no more requests and end. Idempotent; returns when all handles are finished.
@@ -230,21 +259,21 @@ class Executor:
     ) -> None:
         self.shutdown()
 
-    def _run(self, batch_of: Iterable[_Prepared]) -> list[RequestOutput]:
+    def _run(self, batch_of: Iterable[Prepared]) -> list[RequestOutput]:
         with _Batch() as batch:
             for prepared in batch_of:
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     batch.oldest().result()
             return [handle.result() for handle in batch.handles]
 
-    async def _run_async(self, batch_of: Iterable[_Prepared]) -> list[RequestOutput]:
+    async def _run_async(self, batch_of: Iterable[Prepared]) -> list[RequestOutput]:
         with _Batch() as batch:
             for prepared in batch_of:
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     await batch.oldest()
             return [await handle for handle in batch.handles]
 
-    def _beam_search_driver(self, prepared: _Prepared, params: BeamSearchParams | None) -> BeamSearchDriver:
+    def _beam_search_driver(self, prepared: Prepared, params: BeamSearchParams | None) -> BeamSearchDriver:
         return BeamSearchDriver(
             prepared.request,
             params or BeamSearchParams(),
@@ -253,76 +282,12 @@ class Executor:
             self._manager.vocab_size,
         )
 
-    def _submit(self, prepared: _Prepared) -> RequestHandle:
-        request, sampling = prepared
-        request_id, stream = self._dispatcher.submit(request, lambda index: self._assembler(request, sampling, index))
+    def _submit(self, prepared: Prepared, listener: RequestListener | None = None) -> RequestHandle:
+        request = prepared.request
+        request_id, stream = self._dispatcher.submit(
+            request, lambda index: self._preparer.assembler(prepared, index), listener
+        )
         return RequestHandle(request_id, tuple(request.prompt_token_ids), stream, self._dispatcher.cancel, self)
-
-    def _prepare(self, request: Request) -> _Prepared:
-        sampling = request.sampling or self.default_sampling
-        prompt = self._encode(request)
-        room = self.max_seq_len - len(prompt)
-        wanted = max(1, sampling.min_tokens) if sampling.max_tokens is None else sampling.max_tokens
-        if room < wanted:
-            limit = "min_tokens" if sampling.max_tokens is None else "max_tokens"
-            raise ContextTooLong(
-                f"This model's maximum context length is {self.max_seq_len} tokens. However, the prompt has "
-                f"{len(prompt)} and {wanted} output token{'s' * (wanted != 1)} were requested, {len(prompt) + wanted} "
-                f"in all. Shorten the prompt or lower {limit}.",
-                _prompt_field(request) if room < 1 else limit,
-            )
-        sampling = sampling.replace(max_tokens=room if sampling.max_tokens is None else sampling.max_tokens)
-        form = request.structured_outputs
-        chooses = sampling.num_sequences > sampling.n
-        native = ManagerRequest(
-            prompt,
-            sampling,
-            n=sampling.num_sequences,
-            logprobs=0 if chooses and sampling.logprobs is None else sampling.logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
-            priority=request.priority,
-            return_logits=request.return_logits,
-            timeout=self.config.timeout if request.timeout is None else request.timeout,
-            cache_salt=request.cache_salt or "",
-            retention_priority=request.retention_priority,
-            adapter=self._adapters.id_of(request.adapter),
-            bad_words_token_ids=bad_words_token_ids(self.tokenizer, sampling.bad_words),
-            constraint=self._grammars.compile(form) if form is not None else None,
-        )
-        return _Prepared(native, sampling)
-
-    def _encode(self, request: Request) -> tuple[int, ...]:
-        if request.prompt_token_ids is not None:
-            prompt = tuple(request.prompt_token_ids)
-            vocab_size = self._manager.vocab_size
-            for token_id in prompt:
-                if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                    raise InvalidRequest(
-                        f"prompt_token_ids has {token_id!r}; token ids are integers from 0 to {vocab_size - 1}",
-                        "prompt_token_ids",
-                    )
-            return prompt
-        if request.messages is not None:
-            reserved = _RESERVED_TEMPLATE_NAMES & request.chat_template_kwargs.keys()
-            if reserved:
-                raise InvalidRequest(
-                    f"chat_template_kwargs may not set {min(reserved)}, which aotllm itself sets",
-                    "chat_template_kwargs",
-                )
-            return tuple(self.tokenizer.encode_chat(request.messages, **request.chat_template_kwargs))
-        assert request.prompt is not None
-        prompt = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens))
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: it has no tokens", "prompt")
-        return prompt
-
-    def _assembler(self, request: ManagerRequest, sampling: SamplingParams, index: int) -> OutputAssembler:
-        from aotllm.tokenization import IncrementalDetokenizer
-
-        detokenizer = IncrementalDetokenizer(
-            self.tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
-        )
-        return OutputAssembler(detokenizer, sampling, index)
 
 
 class _Batch:
@@ -363,14 +328,13 @@ def _as_requests(prompts: Promptlike | Iterable[Promptlike], sampling: SamplingP
     return [as_request(prompt, sampling) for prompt in batch]
 
 
-def _engine_sampling(engine: Engine) -> SamplingParams:
+def _to_embed(request: Request, pooling: Pooling) -> Request:
+    return request if request.pooling is not None else dataclasses.replace(request, pooling=pooling)
+
+
+def engine_sampling(engine: Engine) -> SamplingParams:
+    """Sampling of requests that bring none: the checkpoint's generation_config.json. Raises EngineError."""
     try:
         return SamplingParams.from_generation_config(engine.generation_config)
     except InvalidRequest as error:
         raise EngineError(f"{engine.path / 'generation_config.json'}: {error.message}") from error
-
-
-def _prompt_field(request: Request) -> str:
-    if request.messages is not None:
-        return "messages"
-    return "prompt" if request.prompt is not None else "prompt_token_ids"

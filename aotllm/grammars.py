@@ -46,7 +46,10 @@ class Grammars:
             Overloaded: too many others are taking too long to compile.
             EngineIncompatible: the library that compiles grammars cannot be used here.
         """
-        grammar = form.to_grammar()
+        return self.compile_grammar(form.to_grammar())
+
+    def compile_grammar(self, grammar: Grammar) -> _runtime.Constraint:
+        """`compile` for a form in the compiler's terms; raises the same."""
         with self._lock:
             known = self._compiled.get(grammar)
             if known is not None:

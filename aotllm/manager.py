@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aotllm.errors import InvalidRequest
 from aotllm.executor_config import ExecutorConfig
+from aotllm.request import Pooling
 from aotllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class ManagerRequest:
     """`sampling.bad_words` in tokens: the answer must not complete any of these sequences"""
     constraint: _runtime.Constraint | None = None
     """Start state of the grammar that the answer keeps to"""
+    pooling: Pooling | None = None
+    """The answer is an embedding: of the prompt's hidden states after the final norm the last one, or their mean"""
 
 
 class SequenceTimings(Protocol):
@@ -71,6 +74,10 @@ class Response(Protocol):
     num_preemptions: int
     num_draft_tokens: int
     num_accepted_tokens: int
+
+    @property
+    def embedding(self) -> Any:
+        """float32 `[hidden_size]` in the last response of a request with pooling; None in others."""
 
     @property
     def timings(self) -> SequenceTimings | None:
@@ -160,7 +167,7 @@ def _in_our_terms(error: InvalidRequest, config: ExecutorConfig) -> InvalidReque
 
 
 class RuntimeManager:
-    """`_runtime.GptManager` behind the `Manager` protocol."""
+    """`_runtime.GptManager` behind the `Manager` protocol; a `ManagerFactory`."""
 
     def __init__(
         self,
@@ -176,7 +183,7 @@ class RuntimeManager:
         native.eos_token_ids = list(eos_token_ids)
         native.draft_rank_file = "" if draft_rank_file is None else str(draft_rank_file)
         try:
-            self._manager = _runtime.GptManager(str(rank_file), native)
+            self._manager = self._make(rank_file, native)
         except InvalidRequest as error:
             raise _in_our_terms(error, config) from None
         self.cancel = self._manager.cancel
@@ -187,6 +194,9 @@ class RuntimeManager:
         self.load_adapter = self._manager.load_adapter
         self.unload_adapter = self._manager.unload_adapter
         self.shutdown = self._manager.shutdown
+
+    def _make(self, rank_file: Path, config: _runtime.ManagerConfig) -> _runtime.GptManager:
+        return self._runtime.GptManager(str(rank_file), config)
 
     def submit(self, request: ManagerRequest) -> int:
         """See `Manager.submit`."""
@@ -203,6 +213,7 @@ class RuntimeManager:
         native.cache_salt = request.cache_salt
         native.retention_priority = request.retention_priority
         native.adapter = request.adapter
+        native.pooling = request.pooling or "none"
         return self._manager.submit(native)
 
     def _native_config(self, config: ExecutorConfig) -> _runtime.ManagerConfig:

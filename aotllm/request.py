@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from aotllm.errors import InvalidRequest
 from aotllm.parameters import ParameterSpec, check_parameters, documented, parameter
 from aotllm.sampling_params import SamplingParams
 from aotllm.structured_outputs import StructuredOutputs
 
+Pooling = Literal["last", "mean"]
+"""Which of the prompt's hidden states after the final norm make its embedding: last: the last token's, which knows all
+others; mean: the mean of all"""
+
 FinishReason = Literal["stop", "length", "timeout", "cancelled"]
-"""stop: an end token, stop token or stop string; length: max_tokens or the context is full; timeout: the request's time
-is over; cancelled: by the owner, by a consumer that went away, or by shutdown. All of them keep what was generated. A
-failure is no finish reason: it is raised."""
+"""stop: an end token, stop token or stop string, or the end of a prompt to embed; length: max_tokens or the context is
+full; timeout: the request's time is over; cancelled: by the owner, by a consumer that went away, or by shutdown. All of
+them keep what was generated. A failure is no finish reason: it is raised."""
 
 MAX_TIMEOUT = 1e6
 """Seconds; eleven days"""
@@ -45,6 +49,18 @@ class Request:
     """Of `prompt` only: a template adds its own special tokens"""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Of `messages` only: extra variables for the chat template, for example `enable_thinking`"""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Of `messages` only: what the chat template tells the model of, `{"type": "function", "function": {...}}` each"""
+    add_generation_prompt: bool = True
+    """Of `messages` only: end the prompt with the opening of the assistant's turn"""
+    continue_final_message: bool = False
+    """Of `messages` only: leave the last message open, so that the answer goes on with it; needs
+    `add_generation_prompt=False`"""
+    chat_template: str | None = None
+    """Of `messages` only: a Jinja template instead of the engine's"""
+    shown_special_tokens: Sequence[str] = ()
+    """Special tokens whose text is shown although `skip_special_tokens` is on, for those who look for it in answers;
+    texts that are no token of the vocabulary have no effect"""
     structured_outputs: StructuredOutputs | None = None
     """A form that the answer keeps to: JSON schema, regular expression, choice or grammar"""
     priority: int = parameter(
@@ -75,9 +91,22 @@ class Request:
     retention_priority: int = parameter(
         35, ParameterSpec("Cached prefixes of a higher one are evicted later.", int, low=0, high=100)
     )
+    truncate_prompt_tokens: int | None = parameter(
+        None,
+        ParameterSpec(
+            "Keep this many tokens of the prompt, its last ones; -1 = what leaves room for max_tokens; None = all.",
+            int,
+            low=-1,
+            high=2**31 - 1,
+            optional=True,
+        ),
+    )
     adapter: str | None = parameter(
         None, ParameterSpec("LoRA adapter, by the name it was loaded with; None = the bare model.", str, optional=True)
     )
+
+    pooling: Pooling | None = None
+    """Generate nothing: the answer is `RequestOutput.embedding`. Not with what is for text, as `sampling` is"""
 
     def __post_init__(self) -> None:
         given = {"prompt": self.prompt, "prompt_token_ids": self.prompt_token_ids, "messages": self.messages}
@@ -87,7 +116,19 @@ class Request:
             raise InvalidRequest(f"a request needs exactly one of prompt, prompt_token_ids and messages, got {got}")
         name = names[0]
         self._check_kind(name)
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt contradict each other; set one of them to false",
+                "continue_final_message",
+            )
         check_parameters(self)
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "truncate_prompt_tokens must be -1 or at least 1, got 0: a prompt needs a token",
+                "truncate_prompt_tokens",
+            )
+        if self.pooling is not None:
+            self._check_pooling()
 
     def _check_kind(self, name: str) -> None:
         value = getattr(self, name)
@@ -99,6 +140,14 @@ class Request:
             raise InvalidRequest(f"{name} must be a list, got {value!r:.80}", name)
         if len(value) == 0:
             raise InvalidRequest(f"{name} must not be empty", name)
+
+    def _check_pooling(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            allowed = ", ".join(get_args(Pooling))
+            raise InvalidRequest(f"pooling must be one of {allowed}, or None, got {self.pooling!r:.80}", "pooling")
+        for name in ("sampling", "structured_outputs", "return_logits"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name} is for generated text, and with pooling there is none", name)
 
 
 Promptlike = Request | str | Sequence[int]
@@ -232,6 +281,9 @@ class RequestOutput:
     """Where asked for: one per prompt token from the second on"""
     num_generated_tokens: int = 0
     """Of all answers, those that best_of left out included"""
+    embedding: Any = field(default=None, compare=False)
+    """With `pooling`: float32 `[hidden_size]` array, as the model gives it, not normalized. None else, and where the
+    request ended before its prompt"""
 
     @property
     def text(self) -> str:

@@ -7,11 +7,31 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aotllm.errors import AotllmError
 from aotllm.manager import ALL_SEQUENCES
 from aotllm.request import RequestOutput, TokenOutput
+
+
+class RequestListener(Protocol):
+    """Hears what happens to one request, in order, on the thread that delivers it. Is quick, and does not raise."""
+
+    def on_output(self, output: TokenOutput) -> None:
+        """One output of one of its sequences."""
+
+    def on_end(self, result: RequestOutput | None, error: AotllmError | None) -> None:
+        """The end: one of the two. Nothing comes after it."""
+
+
+class SilentListener:
+    """Hears nothing."""
+
+    def on_output(self, output: TokenOutput) -> None:
+        """See `RequestListener.on_output`."""
+
+    def on_end(self, result: RequestOutput | None, error: AotllmError | None) -> None:
+        """See `RequestListener.on_end`."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,8 @@ class _Waiter:
 class OutputStream:
     """Mailbox between the dispatcher thread, which writes, and the consumer of one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, listener: RequestListener | None = None) -> None:
+        self._listener = listener or SilentListener()
         self._changed = threading.Condition()
         self._outputs: deque[TokenOutput] = deque()
         self._result: RequestOutput | None = None
@@ -40,6 +61,10 @@ class OutputStream:
 
     def put(self, outputs: Sequence[TokenOutput], result: RequestOutput | None = None) -> bool:
         """Append outputs; with the last ones comes the result. False if an event loop that waited has gone."""
+        for output in outputs:
+            self._listener.on_output(output)
+        if result is not None:
+            self._listener.on_end(result, None)
         with self._changed:
             self._outputs.extend(outputs)
             self._result = result
@@ -47,10 +72,12 @@ class OutputStream:
 
     def fail(self, error: AotllmError) -> None:
         """End with an error, which is raised after the outputs so far have been read. No-op when finished."""
+        if self.finished:
+            return
+        self._listener.on_end(None, error)
         with self._changed:
-            if not self.finished:
-                self._error = error
-                self._wake()
+            self._error = error
+            self._wake()
 
     def result(self) -> RequestOutput:
         """The result of a finished stream."""
@@ -74,6 +101,20 @@ class OutputStream:
                 future = self._add_waiter(until_finished=False)
             await future
 
+    async def take_all_async(self) -> list[TokenOutput]:
+        """Wait for an output, and take it with all that wait behind it; empty at the end."""
+        while True:
+            with self._changed:
+                if self._outputs:
+                    taken = list(self._outputs)
+                    self._outputs.clear()
+                    return taken
+                if self.finished:
+                    self._pop()
+                    return []
+                future = self._add_waiter(until_finished=False)
+            await future
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end; False on time-out."""
         with self._changed:
@@ -88,6 +129,7 @@ class OutputStream:
         await future
 
     def _pop(self) -> TokenOutput | None:
+        """The next output, or None at the end. Raises the error that the stream ended with."""
         if self._outputs:
             return self._outputs.popleft()
         if self._error is not None:
@@ -191,6 +233,17 @@ class RequestHandle:
         if output is None:
             raise StopAsyncIteration
         return output
+
+    async def take_all(self) -> list[TokenOutput]:
+        """Wait for an output, and take it with all that wait behind it, in order; an empty list at the end.
+
+        For consumers that may fall behind: what they read late they can handle at once.
+        """
+        try:
+            return await self._stream.take_all_async()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
         return self._wait().__await__()

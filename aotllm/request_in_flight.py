@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from aotllm.manager import Response
 from aotllm.output_assembler import OutputAssembler
@@ -73,6 +74,7 @@ class RequestInFlight:
         self._waits_for_scores = scores_prompt
         self._held: list[tuple[TokenOutput, bool]] = []
         self._num_cached_tokens = 0
+        self._embedding: Any = None
 
     def take(self, response: Response) -> News:
         """A response without error. One for a sequence that has ended (by a stop string) says nothing new."""
@@ -82,6 +84,8 @@ class RequestInFlight:
         self._num_cached_tokens = max(self._num_cached_tokens, response.num_cached_tokens)
         if response.prompt_logprobs:
             self._prompt_logprobs = tuple(map(TokenLogprob.from_native, response.prompt_logprobs))
+        if response.embedding is not None:
+            self._embedding = response.embedding
         assembler, stopwatch = self._assemblers[index], self._stopwatches[index]
         first = stopwatch.first_token_seconds is None
         if response.token_ids:
@@ -144,6 +148,7 @@ class RequestInFlight:
             timings=_together([answer.timings for answer in answers]),
             prompt_logprobs=self._prompt_logprobs,
             num_generated_tokens=sum(len(answer.token_ids) for answer in answers),
+            embedding=self._embedding,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -35,8 +36,9 @@ MAX_SECONDS = 10.0
 class ChatTemplate:
     """A compiled chat template."""
 
-    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
-        """Compile `source`. `now` is the clock behind the template's `strftime_now`. Raises InvalidRequest."""
+    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now, param: str | None = None) -> None:
+        """Compile `source`. `now` is the clock behind the template's `strftime_now`; `param` names the field of the
+        request that it came in, or None for the model's own. Raises InvalidRequest."""
         self._now = now
         environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS)
         environment.filters["tojson"] = _to_json
@@ -46,6 +48,8 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
+            if param is not None:
+                raise InvalidRequest(f"{param} does not compile: {error}", param) from None
             raise InvalidRequest(f"the model's chat template does not compile: {error}; use a raw prompt") from None
 
     def render(
@@ -54,6 +58,7 @@ class ChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         bos_token: str | None = None,
         eos_token: str | None = None,
@@ -64,6 +69,7 @@ class ChatTemplate:
         Args:
             messages: chat messages as the API takes them (`role`, `content`, …).
             add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end with the last message's content, without what closes its turn.
             tools: function schemas for templates that show them to the model.
             bos_token, eos_token: texts that templates insert.
             kwargs: further variables of the template (`documents`, `enable_thinking`, …).
@@ -72,6 +78,11 @@ class ChatTemplate:
             InvalidRequest: the messages are no list of objects, or the template refuses them; its own message is kept.
         """
         _check_messages(messages)
+        mark = ""
+        if continue_final_message:
+            # Random, so that no text of a client can be taken for it; found again where the content ends.
+            mark = f"END-{secrets.token_hex(16)}"
+            messages = [*messages[:-1], _marked(messages[-1], mark)]
         variables = {
             **kwargs,
             "messages": messages,
@@ -82,7 +93,7 @@ class ChatTemplate:
             "range": _BoundedRange(MAX_RANGE_ITEMS),
         }
         try:
-            return self._run(variables)
+            prompt = self._run(variables)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"chat template: {error.message or error}", "messages") from None
         except RecursionError:
@@ -92,6 +103,7 @@ class ChatTemplate:
                 f"chat template: {type(error).__name__}: {error}; the messages may lack what the template expects",
                 "messages",
             ) from None
+        return _cut_at(prompt, mark) if mark else prompt
 
     def _run(self, variables: dict[str, Any]) -> str:
         deadline = time.monotonic() + MAX_SECONDS
@@ -184,6 +196,22 @@ def _to_json(
 ) -> str:
     """Plain JSON: Jinja's own filter escapes for HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _marked(message: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) or message.get("tool_calls"):
+        raise InvalidRequest("continue_final_message needs a last message of text, without tool calls", "messages")
+    return {**message, "content": content + mark}
+
+
+def _cut_at(prompt: str, mark: str) -> str:
+    at = prompt.rfind(mark)
+    if at < 0:
+        raise InvalidRequest(
+            "continue_final_message: the chat template does not show the content of the last message", "messages"
+        )
+    return prompt[:at]
 
 
 def _check_messages(messages: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,10 +21,18 @@ class IncrementalDetokenizer:
     back, three at most. Work is constant per token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
-        """`prompt_ids` decide on a leading space and on a character that the prompt begins."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
+    ) -> None:
+        """`prompt_ids` decide on a leading space and on a character that the prompt begins. `shown` are special tokens
+        that are not skipped."""
         self._vocabulary = tokenizer.byte_vocabulary
         self._skip_special_tokens = skip_special_tokens
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=self._vocabulary.errors)
         self._at_start = self._vocabulary.strips_leading_space and not any(map(self._bytes, prompt_ids))
         self._decoder.decode(self._tail(prompt_ids))
@@ -42,7 +50,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _bytes(self, token_id: int) -> bytes:
-        if self._skip_special_tokens and self._vocabulary.is_special(token_id):
+        if self._skip_special_tokens and self._vocabulary.is_special(token_id) and token_id not in self._shown:
             return b""
         return self._vocabulary.token_bytes(token_id)
 

@@ -9,13 +9,16 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from aotllm.errors import EngineError, InvalidRequest
+from aotllm.errors import ContextTooLong, EngineError, InvalidRequest
 from aotllm.tokenization.byte_vocabulary import ByteVocabulary
 from aotllm.tokenization.chat_template import ChatTemplate
 from aotllm.tokenization.library_errors import library_errors
 
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+_SHRINKS = 2
+"""A normalizer (NFC, NFKC) may make fewer characters of a text, though hardly half as many"""
 
 
 class Tokenizer:
@@ -72,16 +75,22 @@ class Tokenizer:
         """Whether `decode(skip_special_tokens=True)` hides the token."""
         return self.byte_vocabulary.is_special(token_id)
 
-    def encode(self, text: str, add_special_tokens: bool = True, *, param: str = "prompt") -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, param: str = "prompt", limit: int | None = None
+    ) -> list[int]:
         """Ids of `text`, framed by BOS/EOS where the model asks for it and `add_special_tokens` is set.
 
         Special tokens that are spelled out in `text` are recognized. `param` names the field of the request that `text`
-        came in, for the error.
+        came in, for the error. A text that is so long that it must have more than `limit` tokens is not even looked
+        at, since that takes seconds per MB.
 
         Raises:
+            ContextTooLong: it must have more than `limit` tokens; one that turns out to have more is returned.
             InvalidRequest: `text` holds a lone surrogate, which no UTF-8 text can.
             EngineError: the library fails, which only a damaged tokenizer makes it do.
         """
+        if limit is not None:
+            self._check_length(text, limit, param)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -106,20 +115,22 @@ class Tokenizer:
         /,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text for `messages`; see `ChatTemplate.render`.
+        """The prompt text for `messages`; see `ChatTemplate.render`. `chat_template` stands in for the model's own.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses the messages.
         """
-        if self._template is None:
+        template = self._template if chat_template is None else ChatTemplate(chat_template, param="chat_template")
+        if template is None:
             raise InvalidRequest(
                 "this model has no chat template, so it cannot take messages; send a raw prompt instead "
                 "(the completions endpoint, or `aotllm run --raw`)",
                 "messages",
             )
-        return self._template.render(
+        return template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
@@ -135,6 +146,8 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_special_tokens: bool = False,
+        chat_template: str | None = None,
+        limit: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
         """Ids of the prompt for `messages`.
@@ -142,10 +155,25 @@ class Tokenizer:
         The template is the whole prompt: BOS is there if the template writes it. `add_special_tokens` frames the
         prompt as `encode` does, for templates that leave BOS out; a prompt that already begins with BOS gets no second.
         """
-        prompt = self.apply_chat_template(messages, add_generation_prompt, tools, **kwargs)
+        prompt = self.apply_chat_template(messages, add_generation_prompt, tools, chat_template, **kwargs)
         if self.bos_token and prompt.startswith(self.bos_token):
             add_special_tokens = False
-        return self.encode(prompt, add_special_tokens=add_special_tokens, param="messages")
+        return self.encode(prompt, add_special_tokens=add_special_tokens, param="messages", limit=limit)
+
+    def _check_length(self, text: str, limit: int, param: str) -> None:
+        # A character is at least a byte. The longest token is looked for only where it may matter.
+        if len(text) <= limit * 16 or len(text) <= limit * self._longest_token * _SHRINKS:
+            return
+        raise ContextTooLong(
+            f"This model's maximum context length is {limit} tokens. However, the prompt has {len(text)} characters, "
+            f"which are more tokens than that in any case. Shorten the prompt.",
+            param,
+        )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """In bytes."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     @cached_property
     def _template(self) -> ChatTemplate | None:

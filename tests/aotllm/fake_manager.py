@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+
 from aotllm.errors import AotllmError, Cancelled, Overloaded
 from aotllm.executor_config import ExecutorConfig
 from aotllm.manager import ALL_SEQUENCES, ManagerRequest
@@ -45,6 +47,7 @@ class FakeResponse:
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    embedding: object = None
 
 
 @dataclass
@@ -100,6 +103,7 @@ class FakeManager:
         self._running: dict[tuple[int, int], _Running] = {}
         self._ready: deque[FakeResponse] = deque()
         self._closed = False
+        self._polling = False  # what the last poll returned has been handed on
         self._fault: Exception | None = None
 
     def submit(self, request: ManagerRequest) -> int:
@@ -125,9 +129,12 @@ class FakeManager:
 
     def poll(self, timeout: float) -> list[FakeResponse]:
         with self.changed:
+            self._polling = True
+            self.changed.notify_all()
             self.changed.wait_for(
                 lambda: self._ready or self._fault or (self._free and self._running) or self._nothing_left(), timeout
             )
+            self._polling = False
             if self._fault is not None:
                 raise self._fault
             if not self._ready and self._free:
@@ -188,6 +195,13 @@ class FakeManager:
                 self._step()
             self.changed.notify_all()
 
+    def step_and_wait(self) -> None:
+        """One token for every running request, if there is any, which the executor has handed on when this returns."""
+        with self.changed:
+            if self._running:
+                self.step()
+            self.changed.wait_for(lambda: self._polling and not self._ready, timeout=60)
+
     def push(self, response: FakeResponse) -> None:
         """Any response at all."""
         with self.changed:
@@ -236,6 +250,11 @@ class FakeManager:
             num_cached_tokens=self._num_cached_tokens,
             sequence_index=index,
         )
+        if running.request.pooling is not None:
+            response.embedding = fake_embedding(running.request)
+            response.finish_reason = "stop"
+            response.timings = SimpleNamespace(queue_seconds=0.0, first_token_seconds=0.0, total_seconds=0.2)
+            return response
         if running.request.prompt_logprobs is not None and index == 0 and not running.output:
             tokens = running.request.prompt_token_ids[1:]
             response.prompt_logprobs = [self._logprobs(t, [], running.request.prompt_logprobs) for t in tokens]
@@ -261,6 +280,12 @@ class FakeManager:
     def _logprobs(self, token: int, text: Sequence[int], count: int) -> FakeLogprob:
         top = [(token, -0.5), (0, float("-inf"))] if self._top is None else self._top(text)
         return FakeLogprob(token, dict(top).get(token, float("-inf")), top[:count])
+
+
+def fake_embedding(request: ManagerRequest) -> np.ndarray:
+    """The fake model's hidden state of a token is [token, its square, adapter, 1]."""
+    hidden = np.array([[t, t * t, request.adapter, 1] for t in request.prompt_token_ids], np.float32)
+    return hidden[-1] if request.pooling == "last" else hidden.mean(0, dtype=np.float64).astype(np.float32)
 
 
 class FakeEngine:

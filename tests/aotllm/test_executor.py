@@ -22,7 +22,7 @@ from aotllm.errors import (
     Overloaded,
 )
 from aotllm.manager import ManagerRequest
-from tests.aotllm.byte_tokenizer import BOS, EOS
+from tests.aotllm.byte_tokenizer import BOS, END, EOS, START
 from tests.aotllm.fake_manager import FakeEngine, FakeManager, FakeResponse, ManagerMaker, echoes, says
 
 Start = Callable[..., Executor]
@@ -45,6 +45,16 @@ def test_outputs_stream_in_order_and_the_last_one_has_the_reason(start: Start):
         ("", (EOS,), "stop"),
     ]
     assert list(handle) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [((), "a b"), (("<|im_start|>",), "a<|im_start|> b"), (("no token", "<|im_end|>"), "a b<|im_end|>")],
+)
+def test_special_tokens_that_are_looked_for_are_shown(start: Start, shown: tuple[str, ...], text: str):
+    manager = FakeManager(lambda _: [ord("a"), START, *b" b", END])
+    result = start(manager).submit(Request(prompt="?", shown_special_tokens=shown)).result()
+    assert result.text == text
 
 
 def test_the_result_does_not_need_reading_and_can_be_had_again(start: Start):

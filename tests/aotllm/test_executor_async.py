@@ -161,3 +161,51 @@ def test_cancelling_generate_async_cancels_its_requests(start: Start):
         assert sorted(set(manager.cancelled)) == [1, 2]
 
     asyncio.run(main())
+
+
+def test_take_all_takes_what_waits_and_ends_with_nothing(start):
+    manager = FakeManager(says("abcd"), stepping="by hand")
+    executor = start(manager)
+
+    async def run() -> list[str]:
+        handle = await executor.submit_async("p")
+        taken = []
+        for steps in (1, 3, 1):  # the last one is the end token
+            for _ in range(steps):
+                manager.step_and_wait()
+            taken.append("".join(output.text for output in await handle.take_all()))
+        assert await handle.take_all() == []
+        assert await handle.take_all() == []
+        return taken
+
+    assert asyncio.run(run()) == ["a", "bcd", ""]
+
+
+def test_take_all_raises_after_what_was_generated(start):
+    executor = start(FakeManager(lambda _: [97, Internal("lost")]))
+
+    async def run() -> str:
+        handle = await executor.submit_async("p")
+        text = ""
+        with pytest.raises(Internal, match="lost"):
+            while outputs := await handle.take_all():
+                text += "".join(output.text for output in outputs)
+        return text
+
+    assert asyncio.run(run()) == "a"
+
+
+def test_cancelling_take_all_cancels_the_request(start):
+    manager = FakeManager(says("ab"), stepping="by hand")
+    executor = start(manager)
+
+    async def run() -> None:
+        handle = await executor.submit_async("p")
+        task = asyncio.create_task(handle.take_all())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert set(manager.cancelled) == {1}

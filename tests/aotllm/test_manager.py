@@ -159,6 +159,7 @@ def test_a_request(calls: SimpleNamespace):
         "cache_salt": "s",
         "retention_priority": 60,
         "adapter": 7,
+        "pooling": "none",
     }
 
 
@@ -194,3 +195,10 @@ def test_a_refused_configuration_names_the_field_that_the_user_set(
         RuntimeManager(Path("x"), ExecutorConfig(**options), ())
     assert caught.value.param == ours
     assert ours in caught.value.message
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_prompt_to_embed(calls: SimpleNamespace, pooling: Any):
+    request = ManagerRequest((1, 2), SamplingParams(max_tokens=1), pooling=pooling)
+    RuntimeManager(Path("x"), ExecutorConfig(), ()).submit(request)
+    assert calls.request.pooling == pooling

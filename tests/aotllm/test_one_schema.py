@@ -6,7 +6,7 @@ import pytest
 
 from aotllm import SamplingParams
 from aotllm.parameters import parameters
-from aotllm.serving.protocol import ChatCompletionRequest, CompletionRequest
+from aotllm.serving.openai.protocol import ChatCompletionRequest, CompletionRequest
 from tests.aotllm.cli.command_line import CommandLine
 
 FIELDS = [name for name, _, _ in parameters(SamplingParams)]
