@@ -1,4 +1,4 @@
-"""`ApiKeyMiddleware`: requests under /v1 need a key; health and version stay open."""
+"""`ApiKeyMiddleware`: requests that use a model need a key; health, metrics and version stay open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+_GUARDED = ("/v1", "/v2", "/tokenize", "/detokenize")
 
 
 class ApiKeyMiddleware:
@@ -19,9 +21,9 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entrance."""
-        guarded = scope["type"] == "http" and scope["path"].startswith("/v1") and scope["method"] != "OPTIONS"
-        if guarded and not self._allows(Headers(scope=scope).get("authorization", "")):
-            await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+        if _is_guarded(scope) and not self._allows(Headers(scope=scope).get("authorization", "")):
+            headers = {"WWW-Authenticate": "Bearer"}
+            await JSONResponse({"error": "Unauthorized"}, 401, headers)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -32,3 +34,13 @@ class ApiKeyMiddleware:
         # Compare with every key, each in constant time, so that the time taken tells nothing.
         matches = [secrets.compare_digest(token.strip().encode(), key) for key in self._keys]
         return any(matches)
+
+
+def _is_guarded(scope: Scope) -> bool:
+    if scope["type"] != "http":
+        return bool(scope["type"] == "websocket")
+    # Kubernetes' probes bring no keys.
+    path: str = scope["path"]
+    is_probe = path.startswith("/v2/health/") or (path.startswith("/v2/models/") and path.endswith("/ready"))
+    guarded: bool = path.startswith(_GUARDED) and not is_probe
+    return guarded

@@ -15,6 +15,7 @@ from aotllm.errors import AotllmError, Internal, Overloaded
 
 _TYPES = {
     400: "BadRequestError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "ContentTooLargeError",
@@ -29,6 +30,7 @@ class ModelNotFound(AotllmError):
     http_status = 404
     error_type = "NotFoundError"
     param = "model"
+    """The field that has the name"""
 
 
 def error_body(message: str, error_type: str, code: int, param: str | None = None) -> dict[str, Any]:
@@ -86,6 +88,9 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     return JSONResponse(error_body(message, error_type, status), status, error.headers)
 
 
-async def _on_fault(_: Request, error: Exception) -> JSONResponse:
+async def _on_fault(request: Request, error: Exception) -> JSONResponse:
     # What went wrong stands in the server's log; it is no business of the client.
-    return response_of(Internal(f"a fault of the server ({type(error).__name__}); its log has the details"))
+    response = response_of(Internal(f"a fault of the server ({type(error).__name__}); its log has the details"))
+    if "x-request-id" in request.headers:
+        response.headers["X-Request-Id"] = request.headers["x-request-id"]
+    return response

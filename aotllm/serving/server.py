@@ -1,83 +1,87 @@
-"""`run_server`: an app on a socket, until SIGTERM or Ctrl-C."""
+"""`run_server`: a server of one process, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import uvicorn
-from fastapi import FastAPI
-
-from aotllm.errors import AotllmError
-
-_BACKLOG = 2048
+from aotllm.serving.context import ServingContext
+from aotllm.serving.front_end import Listeners, serve_clients
+from aotllm.serving.sockets import address_of, listen, raise_file_limit, share_port
 
 
-class _Server(uvicorn.Server):
-    """Tells when it is ready; uvicorn itself only logs that."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 = any free one. Raises AotllmError when the address cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise AotllmError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --http-port") from None
-    return listener
-
-
-def run_server(app: FastAPI, host: str, port: int, drain_timeout: float, ready: Callable[[str], None]) -> None:
+def run_server(
+    context: ServingContext,
+    host: str,
+    http_port: int,
+    drain_timeout: float,
+    ready: Callable[[dict[str, str]], None],
+    *,
+    grpc_port: int | None = None,
+    metrics_port: int | None = None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C; then take no more connections, and let requests in flight finish.
 
     Args:
-        app: from `create_app`.
-        host, port: where to listen; port 0 = any free one.
+        context: what to serve.
+        host: address to listen on.
+        http_port, grpc_port, metrics_port: 0 = any free one; None = none.
         drain_timeout: seconds until requests that still run are cancelled.
-        ready: called with the URL when connections are taken.
+        ready: called when connections are taken, with the addresses: `http`, `grpc`, `metrics`.
 
     Raises:
-        AotllmError: the address cannot be had.
+        AotllmError: an address cannot be had.
         KeyboardInterrupt: it was Ctrl-C. After SIGTERM the function returns.
     """
-    listener = listen(host, port)
-    name = f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{listener.getsockname()[1]}"
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=max(1, round(drain_timeout)),
-        lifespan="off",
-    )
-    with listener, _sigterm_returns():
-        _Server(config, lambda: ready(url)).run(sockets=[listener])
+    raise_file_limit()
+    http = listen(host, http_port)
+    metrics = None if metrics_port is None else listen(host, metrics_port, "--metrics-port")
+    reserved = None if grpc_port is None else share_port(host, grpc_port, 1, "--grpc-port")[0]
+    addresses = {
+        name: address_of(sock)
+        for name, sock in (("http", http), ("grpc", reserved), ("metrics", metrics))
+        if sock is not None
+    }
+    listeners = Listeners(http, metrics, addresses.get("grpc"))
+    interrupted = False
+
+    async def run() -> None:
+        nonlocal interrupted
+        stop = asyncio.Event()
+        with _signals(stop) as received:
+            await serve_clients(context, listeners, drain_timeout, stop, lambda: ready(addresses))
+        interrupted = signal.SIGINT in received
+
+    import uvloop
+
+    try:
+        uvloop.run(run())
+    finally:
+        for sock in (http, metrics, reserved):
+            if sock is not None:
+                sock.close()
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 @contextmanager
-def _sigterm_returns() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when it is done, which would end the process then and there."""
+def _signals(stop: asyncio.Event) -> Iterator[list[signal.Signals]]:
+    """SIGTERM and Ctrl-C set `stop`, in the main thread. Yields those that came."""
+    received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    loop = asyncio.get_running_loop()
+
+    def on(number: signal.Signals) -> None:
+        received.append(number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on, number)
+    yield received
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
