@@ -43,7 +43,9 @@ def test_an_answer(ask: Ask):
 
 
 def test_the_bytes_of_a_stream(ask: Ask):
-    response = ask(FakeManager(says("né"))).post("/v1/chat/completions", {"messages": HI, "model": "m", "stream": True})
+    manager = FakeManager(says("né"), stepping="by hand")
+    body = {"messages": HI, "model": "m", "stream": True}
+    response = ask(manager).post_in_steps(manager, "/v1/chat/completions", body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     first = events(response.text)[0]
     head = f'"id":"{first["id"]}","created":{first["created"]},"model":"m","object":"chat.completion.chunk"'
@@ -73,7 +75,8 @@ def test_usage_comes_last_when_asked_for(ask: Ask):
 
 def test_continuous_usage_counts_up(ask: Ask):
     body = {"messages": HI, "stream": True, "stream_options": {"continuous_usage_stats": True}}
-    chunks = events(ask(FakeManager(says("ab"))).post("/v1/chat/completions", body).text)
+    manager = FakeManager(says("ab"), stepping="by hand")
+    chunks = events(ask(manager).post_in_steps(manager, "/v1/chat/completions", body).text)
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 1, 2, 3]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import aotllm
 from aotllm import Executor
-from aotllm.serving.body_limit import MAX_BODY_BYTES
+from aotllm.serving.options import ServingOptions
 from tests.aotllm.fake_manager import FakeEngine, FakeManager, says
 from tests.aotllm.serving.http_client import Ask, Client
 
@@ -172,7 +172,7 @@ def test_a_body_is_not_read_for_ever(ask: Ask):
     headers = {"Content-Type": "application/json"}
     response = client.request("POST", TEXT, content=endless_body(), headers=headers)
     assert (response.status_code, response.json()["error"]["type"]) == (413, "ContentTooLargeError")
-    assert sent <= MAX_BODY_BYTES + len(chunk)
+    assert sent <= ServingOptions().max_body_bytes + len(chunk)
 
 
 def test_an_unknown_model(ask: Ask):
@@ -226,7 +226,7 @@ def test_a_base_model_refuses_chats(ask: Ask):
 )
 def test_api_keys(ask: Ask, authorization: str | None, status: int):
     headers = {"Authorization": authorization} if authorization else {}
-    client = ask(FakeManager(says("ok")), api_keys=["one", "two"])
+    client = ask(FakeManager(says("ok")), api_key=("one", "two"))
     response = client.post(TEXT, {"prompt": "a"}, headers=headers)
     assert response.status_code == status
     if status == 401:

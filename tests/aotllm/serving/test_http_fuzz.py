@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotllm import Executor
-from aotllm.serving.protocol import UNSUPPORTED, ChatCompletionRequest, CompletionRequest
+from aotllm.serving.openai.protocol import UNSUPPORTED, ChatCompletionRequest, CompletionRequest
 from tests.aotllm.fake_manager import FakeEngine, FakeManager, says
 from tests.aotllm.serving.http_client import Client
 

@@ -12,7 +12,7 @@ import pytest
 from aotllm import Executor
 from aotllm.manager import ManagerRequest
 from tests.aotllm.byte_tokenizer import BOS, EOS
-from tests.aotllm.fake_manager import FakeManager, echoes, says
+from tests.aotllm.fake_manager import FakeManager, says
 from tests.aotllm.serving.http_client import Ask, Client, events
 
 HI = [{"role": "user", "content": "hi"}]
@@ -46,8 +46,12 @@ def test_n_answers_come_from_one_request(ask: Ask, path: str):
 
 
 def test_streamed_choices_are_interleaved_by_index_and_prompt_major(ask: Ask):
-    manager = FakeManager(nth_answer=lambda request, index: [request.prompt_token_ids[-1], ord("0") + index])
-    chunks = events(ask(manager).post(TEXT, {"prompt": ["a", "b"], "n": 2, "stream": True}).text)
+    def answer(request: ManagerRequest, index: int) -> list[int]:
+        return [request.prompt_token_ids[-1], ord("0") + index]
+
+    manager = FakeManager(nth_answer=answer, stepping="by hand")
+    body = {"prompt": ["a", "b"], "n": 2, "stream": True}
+    chunks = events(ask(manager).post_in_steps(manager, TEXT, body).text)
     choices = [chunk["choices"][0] for chunk in chunks]
     texts = ["".join(c["text"] for c in choices if c["index"] == index) for index in range(4)]
     assert texts == ["a0", "a1", "b0", "b1"]
@@ -237,11 +241,6 @@ def test_an_answer_whose_time_is_over_is_one_that_was_cut(ask: Ask, stream: bool
     assert response.status_code == 200
     end = (events(response.text)[-1] if stream else response.json())["choices"][0]
     assert (end["finish_reason"], end["stop_reason"]) == ("length", "timeout")
-
-
-def test_the_prompt_of_a_chat_is_not_echoed(ask: Ask):
-    response = ask(FakeManager(echoes)).post(CHAT, {"messages": HI, "echo": True})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "echo")
 
 
 def test_scoring_needs_bos_only_where_the_tokenizer_has_it(ask: Ask):
