@@ -1,0 +1,1 @@
+"""KServe v2 with Triton's extensions, over gRPC and HTTP."""
