@@ -1,0 +1,1 @@
+"""A page with live figures and a chat, for people."""
