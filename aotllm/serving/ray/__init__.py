@@ -1,0 +1,1 @@
+"""Replicas of a server on Ray Serve, with requests going where their prefix is cached. Needs the extra `ray`."""
