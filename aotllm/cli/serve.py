@@ -1,11 +1,13 @@
-"""`aotllm serve`: an OpenAI-compatible HTTP server."""
+"""`aotllm serve`: OpenAI over HTTP, KServe over gRPC and HTTP, metrics."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,61 +17,185 @@ from aotllm.cli.lora_flag import LORA_OPTION, parse_loras
 from aotllm.cli.memory_table import memory_table
 from aotllm.errors import InvalidRequest
 from aotllm.executor_config import ExecutorConfig
+from aotllm.serving.options import ServingOptions
+from aotllm.serving.ray.options import RayOptions
+
+if TYPE_CHECKING:
+    from aotllm.kv_memory import KvMemory
+    from aotllm.serving.process.plan import ServePlan
+
+    Announcement = Callable[[Mapping[str, str], Mapping[str, KvMemory]], None]
+
+_API_KEY_VARIABLE = "AOTLLM_API_KEY"
+_OFF = -1
+"""Port that means none"""
 
 
-@with_flags(schema_flags(ExecutorConfig))
+@with_flags([*schema_flags(ServingOptions), *schema_flags(ExecutorConfig), *schema_flags(RayOptions)])
 def serve(
     engines: Annotated[list[Path], typer.Argument(help="Folders of the engines.", metavar="ENGINE_DIR...")],
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option("--http-port", help="Port; 0 = any free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None,
+    grpc_port: Annotated[
+        int, typer.Option("--grpc-port", help="Port of KServe's gRPC; 0 = any free one, -1 = none.", min=-1, max=65535)
+    ] = 8001,
+    metrics_port: Annotated[
+        int,
         typer.Option(
-            "--api-key", help="Key that requests under /v1 must bring; may be repeated.", envvar="AOTLLM_API_KEY"
+            "--metrics-port",
+            help="Port for /metrics, which the HTTP port has, too; 0 = any free one, -1 = none.",
+            min=-1,
+            max=65535,
         ),
-    ] = None,
+    ] = 8002,
+    frontends: Annotated[
+        int,
+        typer.Option(
+            "--frontends",
+            help="Processes that speak to clients, beside the one that runs the engines; 0 = all in one process.",
+            min=0,
+            max=256,
+        ),
+    ] = 1,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option("--served-model-name", help="Name in the API, one per engine; default: the folder's name."),
     ] = None,
     lora: Annotated[list[str] | None, LORA_OPTION] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Deploy replicas on Ray Serve, for HTTP; requests go where their prefix is.")
+    ] = False,
     drain_timeout: Annotated[
         float, typer.Option("--drain-timeout", help="Seconds that SIGTERM leaves to requests in flight.", min=0)
     ] = 30.0,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the engines' digests first.")] = True,
+    manager_factory: Annotated[
+        str, typer.Option("--manager-factory", help="module:name; for load tests without a model.", hidden=True)
+    ] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
     **options: Any,
 ) -> None:
-    """Serve engines over HTTP, with OpenAI's API."""
+    """Serve engines: OpenAI's API over HTTP, KServe's (Triton's) over gRPC and HTTP, Prometheus metrics.
+
+    `Authorization: Bearer KEY` is asked for with --api-key, or with the variable AOTLLM_API_KEY.
+    """
     names = _model_names(engines, served_model_name or [])
     loras = parse_loras(lora or [], taken=names)
     if loras and len(names) > 1:
         raise InvalidRequest(f"--lora needs to know its model: serve one engine, got {len(names)}", "lora")
-    config = ExecutorConfig(**options)
+    if not options.get("api_key") and (key := os.environ.get(_API_KEY_VARIABLE)):
+        options["api_key"] = [key]
+    options = {name: value for name, value in options.items() if value is not None}
+    config, serving, replicas = (_only(options, cls) for cls in (ExecutorConfig, ServingOptions, RayOptions))
 
+    from aotllm.serving import check_installed
+    from aotllm.serving.process.plan import ServePlan
+
+    check_installed()
+
+    plan = ServePlan(
+        engines={name: str(engine) for name, engine in zip(names, engines, strict=True)},
+        loras={name: str(folder) for name, folder in loras.items()},
+        config=config,
+        options=serving,
+        verify=verify,
+        host=host,
+        http_port=http_port,
+        grpc_port=None if grpc_port == _OFF else grpc_port,
+        metrics_port=None if metrics_port == _OFF else metrics_port,
+        frontends=frontends,
+        drain_timeout=drain_timeout,
+        manager_factory=manager_factory,
+    )
+    plan.check()
+    if ray:
+        _serve_on_ray(plan, RayOptions(**replicas), json)
+    elif frontends == 0:
+        _serve_in_this_process(plan, json)
+    else:
+        from aotllm.serving.process.supervisor import supervise
+
+        supervise(plan, _announcement(plan, json))
+
+
+def _serve_in_this_process(plan: ServePlan, json: bool) -> None:
     from aotllm.executor import Executor
-    from aotllm.serving import create_app, run_server
+    from aotllm.serving import run_server
+    from aotllm.serving.context import ServingContext
+    from aotllm.serving.repository import LocalRepository
+    from aotllm.serving.telemetry.request_log import configure_logging
+    from aotllm.serving.telemetry.serving_telemetry import ServingTelemetry
 
+    config, options, factory = plan.executor_config(), plan.serving_options(), plan.factory()
+
+    def make(name: str) -> Executor:
+        return Executor(plan.engines[name], config, verify=plan.verify, manager_factory=factory)
+
+    configure_logging(options.log_level)
     with ExitStack() as stack:
-        executors = {
-            name: stack.enter_context(Executor(engine, config, verify=verify))
-            for name, engine in zip(names, engines, strict=True)
-        }
-        for name, folder in loras.items():
-            executors[names[0]].load_lora(name, folder)
+        executors = {name: stack.enter_context(make(name)) for name in plan.engines}
+        for name, folder in plan.loras.items():
+            executors[next(iter(executors))].load_lora(name, folder)
+        announce = _announcement(plan, json)
+        repository = LocalRepository(executors, make)
+        stack.callback(repository.close)
+        context = ServingContext(repository, options, ServingTelemetry(options))
+        stack.callback(context.telemetry.close)
+        run_server(
+            context,
+            plan.host,
+            plan.http_port,
+            plan.drain_timeout,
+            lambda addresses: announce(addresses, {name: e.memory() for name, e in executors.items()}),
+            grpc_port=plan.grpc_port,
+            metrics_port=plan.metrics_port,
+        )
 
-        def ready(url: str) -> None:
-            memory = {name: executor.memory() for name, executor in executors.items()}
-            served = [*names, *loras]
-            if json:
-                print_json({"url": url, "models": served, "kv_memory": {n: asdict(m) for n, m in memory.items()}})
-                return
-            for name, bought in memory.items():
-                note(f"{name}: {memory_table(bought)}")
-            note(f"serving {', '.join(served)} on {url}")
 
-        app = create_app(executors, api_keys=api_key or [])
-        run_server(app, host, http_port, drain_timeout, ready)
+def _serve_on_ray(plan: ServePlan, replicas: RayOptions, json: bool) -> None:
+    from aotllm.serving.ray_serve import run_ray
+
+    announce = _announcement(plan, json)
+    run_ray(
+        {name: Path(folder) for name, folder in plan.engines.items()},
+        plan.executor_config(),
+        plan.serving_options(),
+        replicas,
+        host=plan.host,
+        port=plan.http_port,
+        drain_timeout=plan.drain_timeout,
+        ready=lambda url: announce({"http": url.removeprefix("http://")}, {}),
+        loras={name: Path(folder) for name, folder in plan.loras.items()},
+        verify=plan.verify,
+    )
+
+
+def _only(options: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The options that are fields of a dataclass."""
+    names = {f.name for f in fields(cls)}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _announcement(plan: ServePlan, json: bool) -> Announcement:
+    """Tells that the server takes requests, where, and what its memory buys."""
+
+    def ready(addresses: Mapping[str, str], memory: Mapping[str, KvMemory]) -> None:
+        scheme = "https" if plan.options.get("ssl_certfile") else "http"
+        places = {"url": f"{scheme}://{addresses['http']}"}
+        if "grpc" in addresses:
+            places["grpc"] = addresses["grpc"]
+        if "metrics" in addresses:
+            places["metrics"] = f"{scheme}://{addresses['metrics']}/metrics"
+        models = [*plan.engines, *plan.loras]
+        if json:
+            print_json({**places, "models": models, "kv_memory": {name: asdict(m) for name, m in memory.items()}})
+            return
+        for name, bought in memory.items():
+            note(f"{name}: {memory_table(bought)}")
+        others = "".join(f", {name} on {place}" for name, place in list(places.items())[1:])
+        note(f"serving {', '.join(models)} on {places['url']}{others}")
+
+    return ready
 
 
 def _model_names(engines: list[Path], given: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from aotllm import Executor, Request, SamplingParams
 from aotllm.engines import Engine
 from aotllm.errors import InvalidRequest
+from aotllm.grammars import Grammars
 from aotllm.request import RequestOutput
 from aotllm.structured_outputs import StructuredOutputs
 
@@ -131,12 +132,18 @@ def test_one_that_fails_on_the_way_ends_alone(executor: Executor) -> None:
     assert beside.result().token_ids == alone.token_ids
 
 
-def test_random_walks_over_allowed_tokens_are_valid(executor: Executor) -> None:
-    """The grammar alone, without the model's taste, over the real vocabulary."""
+@pytest.fixture(scope="module")
+def grammars(executor: Executor) -> Grammars:
+    """Over the real vocabulary."""
+    return Grammars(executor.tokenizer, executor.engine.manifest.eos_token_ids, executor._manager.vocab_size)
+
+
+def test_random_walks_over_allowed_tokens_are_valid(executor: Executor, grammars: Grammars) -> None:
+    """The grammar alone, without the model's taste."""
     vocab_size = executor._manager.vocab_size
     rng = np.random.default_rng(3)
     for i in range(20):
-        state = executor._grammars.compile(StructuredOutputs(json=schema(i))).clone()
+        state = grammars.compile(StructuredOutputs(json=schema(i))).clone()
         tokens: list[int] = []
         while not state.finished:
             forced = state.take_forced(int(rng.integers(0, 8)))
@@ -153,13 +160,13 @@ def test_random_walks_over_allowed_tokens_are_valid(executor: Executor) -> None:
         jsonschema.validate(json.loads(text), schema(i))
 
 
-def test_forced_tokens_are_mostly_those_of_the_tokenizer(executor: Executor) -> None:
+def test_forced_tokens_are_mostly_those_of_the_tokenizer(executor: Executor, grammars: Grammars) -> None:
     tokenizer = executor.tokenizer
     keys = ["name", "order_id", "customerAddress", "total", "is_active", "created_at", "phoneNumber", "latitude"]
     texts = [f'"{key}": ' for key in keys] + [f'{{"{key}":' for key in keys] + ["The quick brown fox, isn't it?"]
     canonical = 0
     for text in texts:
-        forced = executor._grammars.compile(StructuredOutputs(choice=[text])).clone().take_forced(100)
+        forced = grammars.compile(StructuredOutputs(choice=[text])).clone().take_forced(100)
         assert tokenizer.decode(forced) == text
         canonical += forced == tokenizer.encode(text, add_special_tokens=False)
     assert canonical >= 0.9 * len(texts)

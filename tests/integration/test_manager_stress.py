@@ -19,7 +19,7 @@ import uvicorn
 from aotllm import BeamSearchParams, Executor, RequestHandle
 from aotllm.errors import InvalidRequest, Overloaded
 from aotllm.request import RequestOutput
-from aotllm.serving import create_app
+from aotllm.serving import app_of
 from aotllm.serving.server import listen
 from aotllm.structured_outputs import StructuredOutputs
 from tests.integration.stress import TEXT, Models, answer, any_request, ask
@@ -99,7 +99,7 @@ def test_a_storm_of_cancellations_leaves_nothing_and_changes_nothing(
 def served(executor: Executor) -> Iterator[int]:
     """The port of an HTTP server around the executor."""
     with closing(listen("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app({"m": executor}), log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app_of({"m": executor}), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -45,13 +45,16 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def perplexity(engine: Engine) -> float:
-    """exp of the mean negative log-likelihood of the second half of each chunk."""
-    losses = []
-    for chunk in gpl3_chunks(engine):
-        scores = log_softmax(prompt_logits(engine, chunk)[CHUNK_TOKENS // 2 - 1 : -1])
-        losses.append(-scores[np.arange(len(scores)), chunk[CHUNK_TOKENS // 2 :]])
-    return float(np.exp(np.concatenate(losses).mean()))
+def losses(logits: np.ndarray, chunk: list[int]) -> np.ndarray:
+    """Negative log-likelihood of the tokens of a chunk's second half."""
+    scores = log_softmax(logits[CHUNK_TOKENS // 2 - 1 : -1])
+    scored: np.ndarray = -scores[np.arange(len(scores)), chunk[CHUNK_TOKENS // 2 :]]
+    return scored
+
+
+def perplexity(parts: list[np.ndarray]) -> float:
+    """Of all losses."""
+    return float(np.exp(np.concatenate(parts).mean()))
 
 
 def exact_model(gguf: Path) -> Any:
@@ -94,6 +97,36 @@ class Divergence:
     """Share of positions with the same most likely token"""
 
 
+@dataclass(frozen=True)
+class Quality:
+    divergence: Divergence
+    perplexity: float
+
+
+@pytest.fixture(scope="module")
+def qualities(smollm2_gguf: Path, smollm2: Engine, smollm2_int8: Engine) -> dict[str, Quality]:
+    """Of two engines with one tokenizer, chunk by chunk: exact arithmetic takes longest by far, and is done once."""
+    import torch
+
+    model = exact_model(smollm2_gguf)
+    engines = {"smollm2": smollm2, "smollm2_int8": smollm2_int8}
+    figures: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {name: [] for name in engines}
+    for chunk in gpl3_chunks(smollm2):
+        with torch.no_grad():
+            exact = log_softmax(model(torch.tensor([chunk])).logits[0, CHUNK_TOKENS // 2 :].numpy())
+        for name, engine in engines.items():
+            logits = prompt_logits(engine, chunk)
+            ours = log_softmax(logits[CHUNK_TOKENS // 2 :])
+            divergence, same = (np.exp(exact) * (exact - ours)).sum(-1), exact.argmax(-1) == ours.argmax(-1)
+            figures[name].append((divergence, same, losses(logits, chunk)))
+    qualities = {}
+    for name, parts in figures.items():
+        divergence, same = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+        got = Divergence(float(divergence.mean()), float(divergence.max()), float(same.mean()))
+        qualities[name] = Quality(got, perplexity([part[2] for part in parts]))
+    return qualities
+
+
 @needs_gpl3
 @pytest.mark.parametrize(
     ("engine_name", "allowed"),
@@ -103,21 +136,9 @@ class Divergence:
     ],
 )
 def test_smollm2_stays_close_to_exact_arithmetic(
-    engine_name: str, allowed: Divergence, smollm2_gguf: Path, request: pytest.FixtureRequest
+    engine_name: str, allowed: Divergence, qualities: dict[str, Quality]
 ) -> None:
-    import torch
-
-    engine = request.getfixturevalue(engine_name)
-    model = exact_model(smollm2_gguf)
-    divergences, agree = [], []
-    for chunk in gpl3_chunks(engine):
-        with torch.no_grad():
-            exact = log_softmax(model(torch.tensor([chunk])).logits[0, CHUNK_TOKENS // 2 :].numpy())
-        ours = log_softmax(prompt_logits(engine, chunk)[CHUNK_TOKENS // 2 :])
-        divergences.append((np.exp(exact) * (exact - ours)).sum(-1))
-        agree.append(exact.argmax(-1) == ours.argmax(-1))
-    divergence = np.concatenate(divergences)
-    got = Divergence(float(divergence.mean()), float(divergence.max()), float(np.concatenate(agree).mean()))
+    got = qualities[engine_name].divergence
     print(got)
     assert got.mean <= allowed.mean
     assert got.max <= allowed.max
@@ -126,9 +147,9 @@ def test_smollm2_stays_close_to_exact_arithmetic(
 
 @needs_gpl3
 @pytest.mark.parametrize("engine_name", ["smollm2", "smollm2_int8"])
-def test_smollm2_perplexity(engine_name: str, request: pytest.FixtureRequest) -> None:
+def test_smollm2_perplexity(engine_name: str, qualities: dict[str, Quality]) -> None:
     """18.344 is the perplexity of the same weights in exact arithmetic."""
-    got = perplexity(request.getfixturevalue(engine_name))
+    got = qualities[engine_name].perplexity
     print(f"perplexity {got:.3f}")
     assert got == pytest.approx(18.344, rel=0.01)
 
@@ -137,7 +158,7 @@ def test_smollm2_perplexity(engine_name: str, request: pytest.FixtureRequest) ->
 @pytest.mark.slow
 def test_gemma3_perplexity(gemma3: Engine) -> None:
     """15.003 and 14.974 are the reference's two attention paths."""
-    got = perplexity(gemma3)
+    got = perplexity([losses(prompt_logits(gemma3, chunk), chunk) for chunk in gpl3_chunks(gemma3)])
     print(f"perplexity {got:.3f}")
     assert got == pytest.approx(14.99, rel=0.01)
 

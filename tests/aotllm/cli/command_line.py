@@ -38,7 +38,7 @@ class CommandLine:
 
     def use(self, manager: FakeManager, engine: FakeEngine | None = None) -> FakeManager:
         self._monkeypatch.setattr("aotllm.engines.open_engine", lambda path, verify=True: engine or FakeEngine())
-        self._monkeypatch.setattr("aotllm.executor.RuntimeManager", lambda *_: manager)
+        self._monkeypatch.setattr("aotllm.loaded_engine.RuntimeManager", lambda *_: manager)
         return manager
 
     def __call__(self, *arguments: object, stdin: str = "") -> Outcome:

@@ -35,6 +35,7 @@ def test_exit_codes_are_those_of_the_manual():
         "invalid_request": 2,
         "context_too_long": 2,
         "overloaded": 5,
+        "unavailable": 1,
         "timed_out": 5,
         "checkpoint": 3,
         "unsupported_model": 3,

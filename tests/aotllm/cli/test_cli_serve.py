@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from aotllm import ExecutorConfig
-from tests.aotllm.cli.command_line import CommandLine
+from aotllm.serving import create_app
+from aotllm.serving.context import ServingContext
+from tests.aotllm.cli.command_line import CommandLine, Outcome
 from tests.aotllm.fake_manager import FakeManager, ManagerMaker, says
+
+Serve = Callable[..., Outcome]
 
 
 class FakeServer:
-    """In place of `run_server`: asks the app for its models once, and returns as after SIGTERM."""
+    """In place of `run_server`: asks for its models once, and returns as after SIGTERM."""
 
     def __init__(self, api_key: str) -> None:
         self._headers = {"Authorization": f"Bearer {api_key}"}
 
-    def __call__(self, app: FastAPI, host: str, port: int, drain_timeout: float, ready: Callable[[str], None]) -> None:
-        self.listen, self.drain_timeout = (host, port), drain_timeout
-        ready(f"http://{host}:{port}")
-        self.models, self.status = asyncio.run(self._ask(app))
+    def __call__(
+        self,
+        context: ServingContext,
+        host: str,
+        http_port: int,
+        drain_timeout: float,
+        ready: Callable[[dict[str, str]], None],
+        *,
+        grpc_port: int | None,
+        metrics_port: int | None,
+    ) -> None:
+        self.listen, self.drain_timeout = (host, http_port, grpc_port, metrics_port), drain_timeout
+        ready({"http": f"{host}:{http_port}"})
+        self.models, self.status = asyncio.run(self._ask(create_app(context)))
 
     async def _ask(self, app: FastAPI) -> tuple[list[str], int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
@@ -41,19 +53,25 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     return server
 
 
-def test_the_model_is_named_like_its_folder(aotllm: CommandLine, server: FakeServer):
+@pytest.fixture
+def serve(aotllm: CommandLine) -> Serve:
+    """`aotllm serve` in this process."""
+    return lambda *arguments: aotllm("serve", *arguments, "--frontends", 0)
+
+
+def test_the_model_is_named_like_its_folder(aotllm: CommandLine, serve: Serve, server: FakeServer):
     manager = aotllm.use(FakeManager(says("ok")))
-    outcome = aotllm("serve", "engines/smollm2/")
+    outcome = serve("engines/smollm2/")
     assert (outcome.code, outcome.out) == (0, "")
     first, *table, last = outcome.err.splitlines()
     assert first.startswith("smollm2: KV cache: 320.0 KiB in blocks of 16 tokens hold 640 tokens")
     assert len(table) == 2
     assert last == "serving smollm2 on http://127.0.0.1:8000"
-    assert (server.models, server.status, server.listen) == (["smollm2"], 200, ("127.0.0.1", 8000))
+    assert (server.models, server.status, server.listen) == (["smollm2"], 200, ("127.0.0.1", 8000, 8001, 8002))
     assert manager.shutdowns == [False]
 
 
-def test_flags(aotllm: CommandLine, server: FakeServer):
+def test_flags(aotllm: CommandLine, serve: Serve, server: FakeServer):
     aotllm.use(FakeManager(says("ok")))
     flags = [
         "--host",
@@ -67,27 +85,31 @@ def test_flags(aotllm: CommandLine, server: FakeServer):
         "--drain-timeout",
         3,
     ]
-    outcome = aotllm("serve", "x", *flags, "--max-queue-size", 7, "--json")
+    outcome = serve("x", *flags, "--max-queue-size", 7, "--json")
     memory = outcome.json.pop("kv_memory")
     assert outcome.json | {"kv_memory": None} == {"url": "http://::1:0", "models": ["one"], "kv_memory": None}
     assert (memory["one"]["tokens"], memory["one"]["groups"][0]["device_blocks"]) == (640, 40)
     assert (server.models, server.status, server.drain_timeout) == (["one"], 401, 3)
 
 
-def test_a_key_may_come_from_the_environment(aotllm: CommandLine, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
+def test_a_key_may_come_from_the_environment(
+    aotllm: CommandLine, serve: Serve, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
     aotllm.use(FakeManager(says("ok")))
     monkeypatch.setenv("AOTLLM_API_KEY", "secret")
-    assert aotllm("serve", "x").code == 0
+    assert serve("x").code == 0
     assert (server.models, server.status) == (["x"], 401)
 
 
-def test_options_reach_the_manager(aotllm: CommandLine, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
+def test_options_reach_the_manager(
+    aotllm: CommandLine, serve: Serve, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
     aotllm.use(FakeManager(says("ok")))
     maker = ManagerMaker(FakeManager(says("ok")))
-    monkeypatch.setattr("aotllm.executor.RuntimeManager", maker)
+    monkeypatch.setattr("aotllm.loaded_engine.RuntimeManager", maker)
     flags = ["--kv-cache-memory", "0.5", "--kv-host-memory", "1GiB", "--capacity-policy", "guaranteed_no_evict"]
     flags += ["--queue-policy", "fcfs", "--max-queued-tokens", 9, "--no-prefix-caching", "--speculative", "ngram"]
-    assert aotllm("serve", "x", *flags, "--num-speculative-tokens", 3, "--timeout", 7).code == 0
+    assert serve("x", *flags, "--num-speculative-tokens", 3, "--timeout", 7).code == 0
     assert maker.config == ExecutorConfig(
         kv_cache_memory="0.5",
         kv_host_memory="1GiB",
@@ -101,30 +123,17 @@ def test_options_reach_the_manager(aotllm: CommandLine, server: FakeServer, monk
     )
 
 
-def test_adapters_are_served_by_name(aotllm: CommandLine, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
+def test_adapters_are_served_by_name(
+    aotllm: CommandLine, serve: Serve, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("aotllm.adapters.read_adapter", str)
     manager = aotllm.use(FakeManager(says("ok")))
-    outcome = aotllm("serve", "x", "--lora", "poet=a/b", "--lora", "cook=c")
+    outcome = serve("x", "--lora", "poet=a/b", "--lora", "cook=c")
     assert (outcome.code, server.models) == (0, ["x", "poet", "cook"])
     assert manager.adapters == {1: "a/b", 2: "c"}
 
 
-def test_several_engines(aotllm: CommandLine, server: FakeServer):
+def test_several_engines(aotllm: CommandLine, serve: Serve, server: FakeServer):
     aotllm.use(FakeManager(says("ok")))
-    assert aotllm("serve", "x/a", "y/a", "--served-model-name", "b", "--served-model-name", "c").code == 0
+    assert serve("x/a", "y/a", "--served-model-name", "b", "--served-model-name", "c").code == 0
     assert server.models == ["b", "c"]
-
-
-@pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
-def test_a_missing_extra_is_one_sentence_that_says_what_to_install(
-    aotllm: CommandLine, monkeypatch: pytest.MonkeyPatch, missing: str
-):
-    aotllm.use(FakeManager(says("ok")))
-    modules: list[Any] = [name for name in sys.modules if name.startswith("aotllm.serving")]
-    for name in modules:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
-    outcome = aotllm("serve", "x")
-    assert outcome.code == 1
-    assert outcome.err.startswith(f"error: the HTTP server needs {missing}, which is not installed")
-    assert outcome.err.endswith("pip install 'aotllm[serve]'\n")

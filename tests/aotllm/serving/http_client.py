@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from aotllm.serving import create_app
+from aotllm.serving import app_of
+from tests.aotllm.fake_manager import FakeManager
 
 Ask = Callable[..., "Client"]
 
@@ -18,7 +20,8 @@ class Client:
     """Synchronous requests to an app around the given executors."""
 
     def __init__(self, executors: dict[str, Any], **options: Any) -> None:
-        self.app = create_app(executors, **options)
+        self.executors = executors
+        self.app = app_of(executors, **options)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.request("POST", path, json=body, **options)
@@ -33,6 +36,61 @@ class Client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(call())
+
+    def post_in_steps(self, manager: FakeManager, path: str, body: Any) -> StreamedResponse:
+        """A POST to a server whose manager steps by hand: it steps whenever all tokens have been sent, so that how
+        they fall into events is certain."""
+        return asyncio.run(_in_steps(self.app, manager, path, json.dumps(body).encode()))
+
+
+@dataclass
+class StreamedResponse:
+    """What an application has sent."""
+
+    status_code: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+async def _in_steps(app: Any, manager: FakeManager, path: str, body: bytes) -> StreamedResponse:
+    response = StreamedResponse()
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": body}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            response.status_code = message["status"]
+            response.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            response.parts.append(message["body"].decode())
+
+    scope = {
+        "type": "http",
+        "asgi": {"spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))],
+        "client": ("127.0.0.1", 1),
+        "server": ("test", 80),
+    }
+    task = asyncio.ensure_future(app(scope, receive, send))
+    while not task.done():
+        manager.step_and_wait()  # while it blocks the loop, tokens that a step makes together stay together
+        for _ in range(20):  # turns of the loop, of which handing a token on takes a few
+            await asyncio.sleep(0)
+    task.result()
+    return response
 
 
 def events(text: str) -> list[dict[str, Any]]:
