@@ -90,7 +90,7 @@ $(VENV)/.installed: $(VENV)/.tools $(CPP_SOURCES) .cache/python-files
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install --quiet --no-build-isolation -e ".[serve,test,lint]"
+	$(BIN)/pip install --quiet --no-build-isolation -e ".[test,lint]"
 	@touch $@
 
 define configure
