@@ -97,7 +97,8 @@ def test_streams_that_nobody_ends_do_not_delay_the_end_after_that(engine: Path):
         client.stop_stream(cancel_requests=True)
 
 
-def test_a_supervisor_that_dies_takes_all_along(engine: Path):
+def test_a_supervisor_that_dies_takes_all_along(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     server = RunningServer(engine, frontends=2)
     pids = server.children("_process")
     assert len(pids) == 3
@@ -106,6 +107,7 @@ def test_a_supervisor_that_dies_takes_all_along(engine: Path):
     for pid in pids:
         while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
             pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("frontends", [0, 1, 2])

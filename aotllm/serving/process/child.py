@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aotllm.serving.process.failures import failure_of
@@ -39,8 +41,9 @@ class Child:
         parser.add_argument("--sockets", type=json.loads, default={})
         arguments = parser.parse_args()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_end_with, args=(arguments.lifeline_fd,), daemon=True).start()
-        return cls(ServePlan.from_file(arguments.plan_fd), arguments.report_fd, arguments.sockets)
+        plan = ServePlan.from_file(arguments.plan_fd)
+        threading.Thread(target=_end_with, args=(arguments.lifeline_fd, plan), daemon=True).start()
+        return cls(plan, arguments.report_fd, arguments.sockets)
 
     def ready(self, **facts: Any) -> None:
         """Tell the supervisor."""
@@ -56,7 +59,8 @@ class Child:
         os.close(self.report)
 
 
-def _end_with(lifeline: int) -> None:
-    """The supervisor holds the other end, which closes when it dies, however it dies."""
+def _end_with(lifeline: int, plan: ServePlan) -> None:
+    """The supervisor holds the other end, which closes when it dies, however it dies. It could not tidy up then."""
     os.read(lifeline, 1)
+    shutil.rmtree(Path(plan.socket_path).parent, ignore_errors=True)
     os._exit(1)

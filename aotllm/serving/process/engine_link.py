@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aotllm.errors import Unavailable
 from aotllm.manager import ALL_SEQUENCES, ManagerRequest
@@ -135,8 +135,7 @@ class EngineLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

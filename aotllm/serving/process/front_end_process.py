@@ -60,7 +60,7 @@ def _tell_what_is_held(repository: RemoteRepository) -> None:
     """`kill -USR1`: one line in the log, to look for leaks."""
     held = {
         "pid": os.getpid(),
-        "requests": len(repository.link),
+        "requests": repository.in_flight,
         "tasks": len(asyncio.all_tasks()),
         "file_descriptors": len(os.listdir("/proc/self/fd")),
     }
