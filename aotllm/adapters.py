@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class AdapterTable:
             if adapter_id is not None and held:
                 self._leaving.add(adapter_id)
         if adapter_id is None:
-            raise self._unknown(name)
+            raise unknown_adapter(name, self.names)
         if not held:
             self._manager.unload_adapter(adapter_id)
 
@@ -99,7 +99,7 @@ class AdapterTable:
         with self._lock:
             adapter_id = self._ids.get(name)
         if adapter_id is None:
-            raise self._unknown(name)
+            raise unknown_adapter(name, self.names)
         return adapter_id
 
     def _refuse_taken(self, name: str) -> None:
@@ -107,9 +107,10 @@ class AdapterTable:
             if name in self._ids:
                 raise _taken(name)
 
-    def _unknown(self, name: str) -> InvalidRequest:
-        loaded = ", ".join(self.names) or "none"
-        return InvalidRequest(f"there is no adapter {name!r:.80}; loaded: {loaded}", "adapter")
+
+def unknown_adapter(name: str, loaded: Iterable[str]) -> InvalidRequest:
+    """What is said of a name that is not among those `loaded`."""
+    return InvalidRequest(f"there is no adapter {name!r:.80}; loaded: {', '.join(loaded) or 'none'}", "adapter")
 
 
 def _taken(name: str) -> InvalidRequest:

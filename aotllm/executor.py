@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ from aotllm.beam_search import BeamSearchParams
 from aotllm.beam_search_driver import BeamSearchDriver
 from aotllm.dispatcher import Dispatcher
 from aotllm.embedding import EmbeddingOutput
-from aotllm.errors import EngineError, InvalidRequest, Overloaded
+from aotllm.errors import EngineError, InvalidRequest
 from aotllm.executor_config import ExecutorConfig
 from aotllm.kv_memory import KvMemory
 from aotllm.loaded_engine import LoadedEngine
 from aotllm.manager import ManagerFactory
 from aotllm.request import Pooling, Promptlike, Request, RequestOutput, as_request
+from aotllm.request_batch import RequestBatch
 from aotllm.request_handle import RequestHandle, RequestListener
 from aotllm.request_preparer import Prepared, RequestPreparer
 from aotllm.sampling_params import SamplingParams
@@ -182,7 +183,7 @@ class Executor:
         self, prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """`generate` for event loops. Cancelling the task cancels the requests."""
-        with _Batch() as batch:
+        with RequestBatch() as batch:
             for request in _as_requests(prompts, sampling):
                 prepared = await asyncio.to_thread(self._preparer.prepare, request)
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
@@ -260,14 +261,14 @@ class Executor:
         self.shutdown()
 
     def _run(self, batch_of: Iterable[Prepared]) -> list[RequestOutput]:
-        with _Batch() as batch:
+        with RequestBatch() as batch:
             for prepared in batch_of:
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     batch.oldest().result()
             return [handle.result() for handle in batch.handles]
 
     async def _run_async(self, batch_of: Iterable[Prepared]) -> list[RequestOutput]:
-        with _Batch() as batch:
+        with RequestBatch() as batch:
             for prepared in batch_of:
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     await batch.oldest()
@@ -288,39 +289,6 @@ class Executor:
             request, lambda index: self._preparer.assembler(prepared, index), listener
         )
         return RequestHandle(request_id, tuple(request.prompt_token_ids), stream, self._dispatcher.cancel, self)
-
-
-class _Batch:
-    """The handles of `generate`: submitted as the queue has room, cancelled when the batch fails."""
-
-    def __init__(self) -> None:
-        self.handles: list[RequestHandle] = []
-        self._oldest = 0
-
-    def add(self, submit: Callable[[], RequestHandle]) -> bool:
-        """False if the queue is full and `oldest()` has to be waited for. Raises Overloaded if it is full of others."""
-        try:
-            self.handles.append(submit())
-        except Overloaded:
-            if self._oldest == len(self.handles):
-                raise
-            return False
-        return True
-
-    def oldest(self) -> RequestHandle:
-        """The oldest handle that has not been waited for."""
-        self._oldest += 1
-        return self.handles[self._oldest - 1]
-
-    def __enter__(self) -> _Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            for handle in self.handles:
-                handle.cancel()
 
 
 def _as_requests(prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None) -> list[Request]:

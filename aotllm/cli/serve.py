@@ -153,7 +153,7 @@ def _serve_in_this_process(plan: ServePlan, json: bool) -> None:
 
 
 def _serve_on_ray(plan: ServePlan, replicas: RayOptions, json: bool) -> None:
-    from aotllm.serving.ray_serve import run_ray
+    from aotllm.serving.ray.run import run_ray
 
     announce = _announcement(plan, json)
     run_ray(

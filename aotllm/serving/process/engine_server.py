@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from aotllm.errors import Cancelled, InvalidRequest
@@ -193,8 +194,6 @@ class EngineServer:
             await model.detach(drain=True)
 
     async def _load_lora(self, name: str, adapter: str, folder: str) -> None:
-        from pathlib import Path
-
         await asyncio.to_thread(self._loaded(name).adapters.load, adapter, Path(folder))
         await self._publish()
 

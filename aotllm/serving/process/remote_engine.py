@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from aotllm.adapters import unknown_adapter
 from aotllm.beam_search import BeamSearchParams
 from aotllm.beam_search_driver import BeamSearchDriver
 from aotllm.engines import Engine
-from aotllm.errors import InvalidRequest, Overloaded
 from aotllm.executor import engine_sampling
 from aotllm.kv_memory import KvMemory
 from aotllm.request import Promptlike, Request, RequestOutput, as_request
+from aotllm.request_batch import RequestBatch
 from aotllm.request_handle import RequestHandle, RequestListener
 from aotllm.request_preparer import Prepared, RequestPreparer
 from aotllm.serving.process.engine_link import EngineLink
@@ -109,33 +110,18 @@ class RemoteEngine:
 
     async def _run(self, batch: Sequence[Prepared]) -> list[RequestOutput]:
         """Run a batch to its end; it may be larger than the queue."""
-        handles: list[RequestHandle] = []
-        oldest = 0
-        try:
+        with RequestBatch() as running:
             for prepared in batch:
-                while True:
-                    try:
-                        handles.append(await self._submit(prepared))
-                        break
-                    except Overloaded:
-                        if oldest == len(handles):
-                            raise
-                        await handles[oldest]
-                        oldest += 1
-            return [await handle for handle in handles]
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
+                while not await running.add_async(lambda: self._submit(prepared)):  # noqa: B023 called at once
+                    await running.oldest()
+            return [await handle for handle in running.handles]
 
     def _adapter_id(self, name: str | None) -> int:
         if name is None:
             return 0
         adapters = self.state.adapters
         if name not in adapters:
-            raise InvalidRequest(
-                f"there is no adapter {name!r:.80}; loaded: {', '.join(adapters) or 'none'}", "adapter"
-            )
+            raise unknown_adapter(name, adapters)
         return adapters[name]
 
 
