@@ -126,6 +126,12 @@ class ToolParser:
             self._space.clear()
         self._space.append(text[len(content) :])
 
+    def _no_call(self) -> bool:
+        """What is held is content, which goes on; the step is done."""
+        self._give_up()
+        self._step = self._in_text
+        return True
+
     def _give_up(self, text: str = "") -> None:
         """What is held, and `text` behind it, is no call."""
         held, self._held = self._held, ""

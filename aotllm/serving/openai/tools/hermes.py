@@ -24,8 +24,7 @@ class HermesParser(ToolParser):
         if self._text[0] == "{":
             self._begin_object(None)
         else:
-            self._give_up()
-            self._step = self._in_text
+            return self._no_call()
         return True
 
     def _after_call(self) -> bool:
@@ -41,6 +40,5 @@ class HermesParser(ToolParser):
         elif self._text[0] == "{":
             self._begin_object(None)
         else:
-            self._give_up()
-            self._step = self._in_text
+            return self._no_call()
         return True

@@ -25,8 +25,7 @@ class Llama3JsonParser(ToolParser):
         if self._text[0] == "{":
             self._begin_object(self._names)
         else:
-            self._give_up()
-            self._step = self._in_text
+            return self._no_call()
         return True
 
     def _in_text(self) -> bool:

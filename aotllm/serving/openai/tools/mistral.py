@@ -54,11 +54,6 @@ class MistralParser(ToolParser):
             return self._no_call()
         return True
 
-    def _no_call(self) -> bool:
-        self._give_up()
-        self._step = self._in_text
-        return True
-
     def _named(self) -> bool:
         head = self._head()
         if head is None:
