@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+
+#include "gemm/gemm.h"
+#include "gemm/skinny_split.h"
+
+// What make_skinny_gemm decides, for tests and benchmarks that want to decide otherwise.
+namespace aotllm::cuda {
+
+inline constexpr int kSkinnyMaxStages = 16;
+
+/// The shape of one kernel and of one launch of it.
+struct SkinnyPlan {
+  int rows = 128;      ///< rows of W of a tile: 64 or 128
+  int sub = 1;         ///< 128-byte columns of a stage
+  int stages = 5;      ///< of the ring in shared memory, at most kSkinnyMaxStages and what fits
+  int grid = 0;        ///< CTAs; 0 = one per multiprocessor
+  bool whole = false;  ///< CTAs get whole tiles instead of sharing them; `grid` must not exceed the tiles
+  int cluster = 1;     ///< > 1: so many CTAs (2, 4 or 8) share each tile and the grid is theirs, whatever `grid` says
+  int early = 0;       ///< units before the end of its loads at which a CTA lets the successor start
+  int prefetch = 0;    ///< stages that are fetched to the L2 beyond the ring before the predecessor has ended
+};
+
+/// What a launch needs besides its tensor maps. Shapes as in GemmProblem.
+struct SkinnyArgs {
+  SkinnySplit split;  ///< units of rows × stage
+  int n = 0;
+  int stages = 0;
+  int cluster = 1;
+  int early = 0;
+  int prefetch = 0;
+  int k_blocks = 0;  ///< ceil(k / 128): columns of the scales of kFp8Block
+  const float* w_scales = nullptr;
+  const float* x_scales = nullptr;
+  const float* bias = nullptr;
+  const __nv_bfloat16* residual = nullptr;
+  void* y = nullptr;
+  float softcap = 0.0f;
+  Epilogue epilogue = Epilogue::kStore;
+  Activation activation = Activation::kSilu;
+  float4* partials = nullptr;    ///< [2 × grid slots][kTokens / 8][consumer threads]
+  unsigned* counters = nullptr;  ///< [tiles], arrived shares of a tile; zero between launches
+};
+
+/// One instantiation and what launching it takes.
+struct SkinnyKernel {
+  void (*function)(CUtensorMap w, CUtensorMap x, SkinnyArgs args, int m) = nullptr;  ///< null: no such kernel
+  int threads = 0;
+  int consumers = 0;  ///< of the threads
+  int stage_bytes = 0;
+  int fixed_bytes = 0;    ///< shared memory besides the ring
+  int partial_bytes = 0;  ///< of one slot of `partials`
+};
+SkinnyKernel skinny_kernel_bf16(int rows_tile, int rows, int sub);
+SkinnyKernel skinny_kernel_fp8(int rows_tile, int rows, int sub);
+SkinnyKernel skinny_kernel_fp8_block(int rows_tile, int rows, int sub);
+
+/// The plan of make_skinny_gemm without one: rules, from measurements on an H200.
+SkinnyPlan default_skinny_plan(WeightType type, int n, int k, int rows_tile, int multiprocessors);
+std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace,
+                                       const SkinnyPlan& plan);
+
+}  // namespace aotllm::cuda
