@@ -1,0 +1,132 @@
+#include <algorithm>
+#include <bit>
+#include <numbers>
+#include <string>
+
+#include "aotllm/errors.h"
+#include "attention/attention.h"
+#include "attention/decode_launch.h"
+#include "attention/decode_params.cuh"
+
+namespace aotllm::cuda {
+
+namespace {
+
+constexpr int kSplitUnit = 64;  ///< ranges are multiples of it: a box of the cache never straddles two
+constexpr std::size_t kCounterBytes = std::size_t{kDecodeMaxCounters} * sizeof(std::uint32_t);
+
+constexpr int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
+constexpr std::size_t align(std::size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
+int max_ranges(int max_context, int split_tokens) {
+  return std::max(1, ceil_div(max_context, split_tokens));
+}
+std::size_t sums_bytes(int num_queries, int num_heads, int ranges) {
+  return align(static_cast<std::size_t>(num_queries) * static_cast<std::size_t>(num_heads) *
+               static_cast<std::size_t>(ranges) * sizeof(float2));
+}
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw Error(ErrorKind::kInternal, "decode attention: " + what);
+}
+
+void check_args(const DecodeAttentionArgs& args, int counters) {
+  const KvLayerView& kv = args.kv;
+  require(kv.head_dim == 64 || kv.head_dim == 96 || kv.head_dim == 128 || kv.head_dim == 256,
+          "head_dim " + std::to_string(kv.head_dim) + ", allowed: 64, 96, 128, 256");
+  require(
+      kv.num_kv_heads > 0 && args.num_heads > 0 && args.num_heads % kv.num_kv_heads == 0,
+      std::to_string(args.num_heads) + " heads are no multiple of " + std::to_string(kv.num_kv_heads) + " KV heads");
+  require(
+      kv.tokens_per_block == 16 || kv.tokens_per_block == 32 || kv.tokens_per_block == 64 || kv.tokens_per_block == 128,
+      "tokens_per_block " + std::to_string(kv.tokens_per_block) + ", allowed: 16, 32, 64, 128");
+  require(args.split_tokens > 0 && args.split_tokens % kSplitUnit == 0,
+          "split_tokens " + std::to_string(args.split_tokens) + " is no positive multiple of 64");
+  require(args.max_context <= kDecodeMaxContext,
+          "max_context " + std::to_string(args.max_context) + ", at most " + std::to_string(kDecodeMaxContext));
+  const std::size_t bytes =
+      decode_workspace_bytes(args.num_queries, args.num_heads, kv.head_dim, args.max_context, args.split_tokens);
+  require(args.workspace_bytes >= bytes,
+          "workspace of " + std::to_string(args.workspace_bytes) + " bytes, needed: " + std::to_string(bytes));
+  require(args.split_tokens >= args.max_context || counters <= kDecodeMaxCounters,
+          "a split of " + std::to_string(counters) + " contexts, at most " + std::to_string(kDecodeMaxCounters));
+}
+
+}  // namespace
+
+int decode_split_tokens(int num_queries, int num_kv_heads, int max_context, int tokens_per_block) {
+  // Two CTAs on each of 132 SMs. A range of a split context costs a CTA 0.8 µs beside its tokens (measured), so ranges
+  // have at least 256 tokens; little work becomes up to two ranges for each CTA, much work ranges of 1024, which
+  // balance ragged contexts. Each range has a place in the workspace, which bounds their number.
+  constexpr long long kSlots = 2 * 132;
+  constexpr long long kMaxRanges = 16384;
+  const long long unit = std::max(kSplitUnit, tokens_per_block);
+  const long long pairs = static_cast<long long>(std::max(1, num_queries)) * std::max(1, num_kv_heads);
+  const long long tokens = pairs * std::max(1, max_context);
+  const long long share = (tokens + kSlots - 1) / kSlots;
+  long long split = std::clamp(share / 2, 256LL, 1024LL);
+  split = std::max(split, (tokens + kMaxRanges - 1) / kMaxRanges);
+  if (pairs > kDecodeMaxCounters) split = max_context;
+  split = std::min<long long>(split, std::max(1, max_context));
+  return static_cast<int>((split + unit - 1) / unit * unit);
+}
+
+// [counters][maxima and sums][values]. The counters have the same place and size whatever the arguments are, so that
+// launches of different shapes can share a workspace.
+std::size_t decode_workspace_bytes(int num_queries, int num_heads, int head_dim, int max_context, int split_tokens) {
+  const int ranges = max_ranges(max_context, split_tokens);
+  if (ranges == 1) return 0;
+  return kCounterBytes + sums_bytes(num_queries, num_heads, ranges) +
+         align(static_cast<std::size_t>(num_queries) * static_cast<std::size_t>(num_heads) *
+               static_cast<std::size_t>(ranges) * static_cast<std::size_t>(head_dim) * sizeof(float));
+}
+
+void decode_attention(const DecodeAttentionArgs& args, const Stream& stream) {
+  decode_attention(args, DecodeTuning{}, stream);
+}
+
+void decode_attention(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const Stream& stream) {
+  if (args.num_queries <= 0 || args.max_context <= 0) return;
+  const KvLayerView& kv = args.kv;
+  DecodeParams params{};
+  params.group = kv.num_kv_heads > 0 ? args.num_heads / kv.num_kv_heads : 0;
+  // Tiles of a large group are of equal size.
+  params.tiles_per_kv_head = std::max(1, ceil_div(params.group, 16));
+  params.tile_heads = ceil_div(params.group, params.tiles_per_kv_head);
+  params.plan.num_queries = args.num_queries;
+  params.plan.head_tiles = kv.num_kv_heads * params.tiles_per_kv_head;
+  check_args(args, args.num_queries * params.plan.head_tiles);
+  params.plan.split_tokens = args.split_tokens;
+  params.plan.window = args.window;
+  params.max_ranges = max_ranges(args.max_context, args.split_tokens);
+
+  auto* workspace = static_cast<std::uint8_t*>(args.workspace);
+  if (params.max_ranges > 1) {
+    params.counters = reinterpret_cast<std::uint32_t*>(workspace);
+    params.range_sums = reinterpret_cast<float2*>(workspace + kCounterBytes);
+    params.range_values = reinterpret_cast<float*>(workspace + kCounterBytes +
+                                                   sums_bytes(args.num_queries, args.num_heads, params.max_ranges));
+  }
+  params.q = args.q;
+  params.out = args.out;
+  params.queries = args.queries;
+  params.block_table = kv.block_table;
+  params.table_stride = kv.table_stride;
+  params.block_shift = std::countr_zero(static_cast<unsigned>(kv.tokens_per_block));
+  params.num_heads = args.num_heads;
+  params.box_tokens = std::min({tuning.box_tokens > 0 ? tuning.box_tokens : 64, kv.tokens_per_block, 64});
+  constexpr float kLog2E = std::numbers::log2e_v<float>;
+  params.cap = args.softcap > 0.0f ? args.softcap * kLog2E : 0.0f;
+  params.score_scale = args.softcap > 0.0f ? 2.0f * kLog2E * args.scale / args.softcap : args.scale * kLog2E;
+  if (kv.type == KvType::kBf16) {
+    launch_decode_bf16(args, tuning, params, stream);
+  } else {
+    launch_decode_fp8(args, tuning, params, stream);
+  }
+}
+
+}  // namespace aotllm::cuda

@@ -1,0 +1,10 @@
+#include "attention/decode_kernel.cuh"
+
+namespace aotllm::cuda {
+
+void launch_decode_bf16(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const DecodeParams& params,
+                        const Stream& stream) {
+  launch_decode<KvType::kBf16>(args, tuning, params, stream);
+}
+
+}  // namespace aotllm::cuda

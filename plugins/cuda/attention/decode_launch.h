@@ -1,0 +1,24 @@
+#pragma once
+
+#include "attention/attention.h"
+
+// Inside of decode attention: what its translation units and its benchmark share.
+namespace aotllm::cuda {
+
+struct DecodeParams;
+
+/// Choices that change speed only, never bits; 0 = the kernel's own choice.
+struct DecodeTuning {
+  int box_tokens = 0;     ///< positions of one TMA box: 16, 32 or 64, at most tokens_per_block
+  int stages = 0;         ///< upper bound
+  int blocks_per_sm = 0;  ///< upper bound
+};
+
+void decode_attention(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const Stream& stream);
+
+void launch_decode_bf16(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const DecodeParams& params,
+                        const Stream& stream);
+void launch_decode_fp8(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const DecodeParams& params,
+                       const Stream& stream);
+
+}  // namespace aotllm::cuda
