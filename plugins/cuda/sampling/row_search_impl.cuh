@@ -1,0 +1,374 @@
+#pragma once
+
+#include "sampling/row_search.cuh"
+
+// The searches. Loops stay loops where nothing is gained: a row runs through this code once, and fetches it first.
+
+namespace aotllm::cuda::row_search {
+
+/// Keys of the block's part of `row`, to their slots.
+__device__ inline void Row::read(const float* row) {
+  const int rank = static_cast<int>(cluster().block_rank());
+  const int thread = static_cast<int>(threadIdx.x);
+  const RowSplit split(row, vocab_size_, rank, kClusterSize);
+  first_ = split.head + 4 * split.begin - 4;
+  if (thread < 4) {
+    const int id = first_ + thread;
+    keys_[thread] = rank == 0 && id >= 0 ? key_of(row[id]) : 0;
+  }
+  constexpr int kBatch = 8;  // loads in flight
+  const float4* body = reinterpret_cast<const float4*>(row + split.head);
+  for (int begin = split.begin + thread; begin < split.end; begin += kBatch * kThreads) {
+    float4 logits[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i * kThreads < split.end) logits[i] = __ldcs(body + begin + i * kThreads);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int unit = begin + i * kThreads;
+      if (unit >= split.end) break;
+      *reinterpret_cast<uint4*>(keys_ + 4 + 4 * (unit - split.begin)) = {key_of(logits[i].x), key_of(logits[i].y),
+                                                                         key_of(logits[i].z), key_of(logits[i].w)};
+    }
+  }
+  for (int slot = 4 + 4 * (split.end - split.begin) + thread; slot < num_slots_; slot += kThreads) {
+    const int id = first_ + slot;
+    keys_[slot] = rank == kClusterSize - 1 && id < vocab_size_ ? key_of(row[id]) : 0;
+  }
+  __syncthreads();
+}
+
+/// Applies mask and penalties to the block's part.
+__device__ inline void Row::adjust(const Adjustment& adjustment) {
+#pragma unroll 1
+  for (int slot = static_cast<int>(threadIdx.x); slot < num_slots_; slot += kThreads) {
+    const std::uint32_t key = keys_[slot];
+    if (key != 0) keys_[slot] = adjustment(key, first_ + slot);
+  }
+  __syncthreads();
+}
+
+__device__ inline std::uint64_t Row::best() {
+  const int rank = static_cast<int>(cluster().block_rank());
+  const int thread = static_cast<int>(threadIdx.x);
+  std::uint32_t best_key = 0;
+  int best_id = 0;
+  for_each(1, [&](std::uint32_t key, int id) {  // a thread sees its tokens in order of ids
+    if (key > best_key) {
+      best_key = key;
+      best_id = id;
+    }
+  });
+  best_key_ = best_key;
+  const std::uint64_t place = best_key == 0 ? 0 : place_of(best_key, best_id);
+  const std::uint64_t best_of_warp = warp_max(place);
+  if (thread % 32 == 0) s_.scratch[thread / 32] = best_of_warp;
+  __syncthreads();
+  if (thread < 32) {
+    const std::uint64_t best_of_block = warp_max(thread < kWarps ? s_.scratch[thread] : 0);
+    if (thread < kClusterSize) *cluster().map_shared_rank(&s_.exchange[rank], thread) = best_of_block;
+  }
+  cluster().sync();
+  std::uint64_t best = 0;
+  for (int block = 0; block < kClusterSize; ++block) best = max(best, s_.exchange[block]);
+  return best;
+}
+
+__device__ inline void Row::clear_histogram() {
+  for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads) {
+    s_.count[bin] = 0;
+    s_.mass_low[bin] = 0;
+    s_.mass_high[bin] = 0;
+  }
+  __syncthreads();
+}
+
+/// Takes up to 4 tokens into the histogram, side by side. A weight is added in two native 32-bit additions, since one
+/// of 64 bits would be a loop; each sees its own carry.
+__device__ inline void Row::add(const int (&bins)[4], const std::uint64_t (&masses)[4], const bool (&wanted)[4]) {
+  std::uint32_t before[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (wanted[i]) before[i] = atomicAdd(&s_.mass_low[bins[i]], static_cast<std::uint32_t>(masses[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (wanted[i]) atomicAdd(&s_.count[bins[i]], 1U);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool carries = before[i] + static_cast<std::uint32_t>(masses[i]) < before[i];
+    const std::uint32_t high = static_cast<std::uint32_t>(masses[i] >> 32) + (carries ? 1U : 0U);
+    if (wanted[i] && high != 0) atomicAdd(&s_.mass_high[bins[i]], high);
+  }
+}
+
+/// Adds up the histograms of the cluster's blocks, each block a slice of the bins for all, then over the bins.
+template <bool kMasses>
+__device__ void Row::cumulate(Shared::Cumulated& to) {
+  const auto blocks = cluster();
+  const int thread = static_cast<int>(threadIdx.x);
+  blocks.sync();
+  constexpr int kParts = 4;  // threads that share a bin, each with every fourth block
+  static_assert(kSlice * kParts <= kThreads && kSlice * kParts % 32 == 0 && kClusterSize % kParts == 0);
+  if (thread < kSlice * kParts) {
+    const int bin = static_cast<int>(blocks.block_rank()) * kSlice + thread / kParts;
+    std::uint32_t count = 0;
+    std::uint64_t mass = 0;
+#pragma unroll
+    for (int block = thread % kParts; block < kClusterSize; block += kParts) {
+      const Shared& other = *blocks.map_shared_rank(&s_, block);
+      count += other.count[bin];
+      if constexpr (kMasses) mass += (static_cast<std::uint64_t>(other.mass_high[bin]) << 32) + other.mass_low[bin];
+    }
+#pragma unroll
+    for (int part = 1; part < kParts; part *= 2) {
+      count += __shfl_xor_sync(~0U, count, part);
+      if constexpr (kMasses) mass += __shfl_xor_sync(~0U, mass, part);
+    }
+#pragma unroll
+    for (int block = thread % kParts; block < kClusterSize; block += kParts) {
+      Shared::Cumulated& other = *blocks.map_shared_rank(&to, block);
+      other.count[bin] = count;
+      if constexpr (kMasses) other.mass[bin] = mass;
+    }
+  }
+  blocks.sync();
+  const int bin = 2 * thread;
+  const bool mine = bin < kBins;
+  const std::uint32_t second = mine ? to.count[bin + 1] : 0;
+  const std::uint32_t sum = block_inclusive_sum((mine ? to.count[bin] : 0) + second, s_.scratch_count);
+  if (mine) {
+    to.count[bin] = sum - second;
+    to.count[bin + 1] = sum;
+  }
+  if constexpr (kMasses) {
+    const std::uint64_t second_mass = mine ? to.mass[bin + 1] : 0;
+    const std::uint64_t mass = block_inclusive_sum((mine ? to.mass[bin] : 0) + second_mass, s_.scratch);
+    if (mine) {
+      to.mass[bin] = mass - second_mass;
+      to.mass[bin + 1] = mass;
+    }
+  }
+  __syncthreads();
+}
+
+template <bool kMasses>
+__device__ void Row::histogram(const Bins& bins, const Weights& weights, std::uint32_t floor) {
+  clear_histogram();
+  if constexpr (kMasses) {
+    const auto wanted = [&](std::uint32_t key, int) { return key >= floor; };
+    for_each_weight(weights, wanted, [&](const uint4& keys, int, const auto& masses, const auto& want) {
+      add({bins(keys.x), bins(keys.y), bins(keys.z), bins(keys.w)}, masses, want);
+    });
+  } else {
+    for_each(floor, [&](std::uint32_t key, int) { atomicAdd(&s_.count[bins(key)], 1U); });
+  }
+  cumulate<kMasses>(s_.row);
+}
+
+__device__ inline std::uint32_t Row::floor_of_top(std::uint32_t count, const Bins& bins, std::uint32_t floor) {
+  clear_histogram();
+  if (best_key_ >= floor) atomicAdd(&s_.count[bins(best_key_)], 1U);
+  cumulate<false>(s_.row);
+  if (s_.row.count[kBins - 1] < count) return floor;
+  return keys_of(crossing_bin(false, count), bins, floor).x;
+}
+
+__device__ inline int Row::crossing_bin(const Shared::Cumulated& in, bool by_mass, std::uint64_t target) {
+  const auto sum = [&](int bin) -> std::uint64_t {
+    if (bin < 0) return 0;
+    return by_mass ? in.mass[bin] : in.count[bin];
+  };
+#pragma unroll 1
+  for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads) {
+    if (sum(bin - 1) < target && target <= sum(bin)) s_.bin = bin;
+  }
+  __syncthreads();
+  const int bin = s_.bin;
+  __syncthreads();
+  return bin;
+}
+
+__device__ inline uint2 Row::keys_of(int bin, const Bins& bins, std::uint32_t floor) {
+  const std::uint32_t highest = key_of(bins.max);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < 2) {  // the first key of the bin, and that of the bin above
+    const int wanted = bin - warp;
+    const std::uint32_t key =
+        wanted < 0 ? highest + 1 : first_key(floor, highest, [&](std::uint32_t at) { return bins(at) <= wanted; });
+    if (threadIdx.x % 32 == 0) s_.bounds[warp] = key;
+  }
+  __syncthreads();
+  const uint2 keys = {s_.bounds[0], s_.bounds[1] - 1};
+  __syncthreads();
+  return keys;
+}
+
+__device__ inline Prefix Row::find(bool by_mass, std::uint64_t target, const Bins& bins, const Weights& weights,
+                                   std::uint32_t floor) {
+  const int bin = crossing_bin(s_.row, by_mass, target);
+  const uint2 keys = keys_of(bin, bins, floor);
+  Interval interval;
+  interval.low = static_cast<std::uint64_t>(keys.x) << kIdBits;
+  interval.high = static_cast<std::uint64_t>(keys.y) << kIdBits | kIdMask;
+  interval.count = s_.row.count[bin];
+  if (bin > 0) {
+    interval.mass_before = s_.row.mass[bin - 1];
+    interval.count_before = s_.row.count[bin - 1];
+    interval.count -= interval.count_before;
+  }
+  while (interval.count > kListCapacity) refine(interval, by_mass, target, weights);
+  return pick(interval, by_mass, target, weights);
+}
+
+/// Narrows `interval` to one of 256 to 512 equal parts, the one with the target in it.
+__device__ inline void Row::refine(Interval& interval, bool by_mass, std::uint64_t target, const Weights& weights) {
+  static_assert(kBins >= 512);
+  const int shift = max(0, 64 - __clzll(static_cast<long long>(interval.high - interval.low)) - 9);
+  clear_histogram();
+  const auto wanted = [&](std::uint32_t key, int id) {
+    const std::uint64_t place = place_of(key, id);
+    return place >= interval.low && place <= interval.high;
+  };
+  const auto bin_of = [&](std::uint32_t key, int id) {
+    return static_cast<int>((interval.high - place_of(key, id)) >> shift);
+  };
+  for_each_weight(weights, wanted, [&](const uint4& keys, int id, const auto& masses, const auto& want) {
+    add({bin_of(keys.x, id), bin_of(keys.y, id + 1), bin_of(keys.z, id + 2), bin_of(keys.w, id + 3)}, masses, want);
+  });
+  cumulate<true>(s_.part);
+  const int bin = crossing_bin(s_.part, by_mass, target - (by_mass ? interval.mass_before : interval.count_before));
+  interval.high -= static_cast<std::uint64_t>(bin) << shift;
+  const std::uint64_t width = (std::uint64_t{1} << shift) - 1;
+  if (interval.high - interval.low > width) interval.low = interval.high - width;
+  interval.count = s_.part.count[bin];
+  if (bin > 0) {
+    interval.count -= s_.part.count[bin - 1];
+    interval.mass_before += s_.part.mass[bin - 1];
+    interval.count_before += s_.part.count[bin - 1];
+  }
+}
+
+/// Puts the cluster's places in [low, high] into `merged`, in any order; their number, at most kListCapacity.
+__device__ inline std::uint32_t Row::gather(std::uint64_t low, std::uint64_t high) {
+  const auto blocks = cluster();
+  std::uint64_t* list = s_.list[list_];
+  std::uint32_t* size = &s_.list_size[list_];
+  list_ ^= 1;
+  if (threadIdx.x == 0) *size = 0;
+  __syncthreads();
+  for_each(key_at(low), [&](std::uint32_t key, int id) {
+    const std::uint64_t place = place_of(key, id);
+    if (place >= low && place <= high) list[atomicAdd(size, 1U)] = place;
+  });
+  blocks.sync();
+  // Warps share the lists out; each knows from all sizes where its list goes.
+  static_assert(kWarps % kClusterSize == 0);
+  const std::uint32_t lane = threadIdx.x % 32;
+  const std::uint32_t warp = threadIdx.x / 32;
+  const std::uint32_t each = lane < kClusterSize ? *blocks.map_shared_rank(size, lane) : 0;
+  const std::uint32_t ends = warp_inclusive_sum(each);
+  const std::uint32_t block = warp % kClusterSize;
+  const std::uint32_t count = __shfl_sync(~0U, each, block);
+  std::uint64_t* to = s_.merged + __shfl_sync(~0U, ends, block) - count;
+  const std::uint64_t* from = blocks.map_shared_rank(list, block);
+#pragma unroll 1
+  for (std::uint32_t i = lane + 32 * (warp / kClusterSize); i < count; i += 32 * (kWarps / kClusterSize)) {
+    to[i] = from[i];
+  }
+  __syncthreads();
+  return __shfl_sync(~0U, ends, 31);
+}
+
+__device__ inline Prefix Row::pick(const Interval& interval, bool by_mass, std::uint64_t target,
+                                   const Weights& weights) {
+  static_assert(kListCapacity <= kThreads);
+  const std::uint32_t count = gather(interval.low, interval.high);
+  const std::uint32_t thread = threadIdx.x;
+  if (thread < count) s_.merged_mass[thread] = weights(logit_of(key_at(s_.merged[thread])));
+  __syncthreads();
+  if (thread < count) {
+    Prefix prefix{s_.merged[thread], interval.mass_before, interval.count_before};
+#pragma unroll 2
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (s_.merged[i] >= prefix.place) {
+        prefix.mass += s_.merged_mass[i];
+        ++prefix.count;
+      }
+    }
+    const std::uint64_t reached = by_mass ? prefix.mass : prefix.count;
+    const std::uint64_t own = by_mass ? s_.merged_mass[thread] : 1;
+    if (reached >= target && reached - own < target) s_.prefix = prefix;
+  }
+  __syncthreads();
+  const Prefix found = s_.prefix;
+  __syncthreads();
+  return found;
+}
+
+__device__ inline void Row::collect(std::uint64_t last, std::uint64_t* places) {
+  const std::uint32_t count = gather(last, ~std::uint64_t{0});
+  if (threadIdx.x < count) {
+    const std::uint64_t own = s_.merged[threadIdx.x];
+    int rank = 0;
+#pragma unroll 2
+    for (std::uint32_t i = 0; i < count; ++i) rank += s_.merged[i] > own ? 1 : 0;
+    places[rank] = own;
+  }
+  __syncthreads();
+}
+
+__device__ inline std::uint64_t Row::total_mass(const Weights& weights, std::uint32_t floor) {
+  std::uint64_t mass = 0;
+  const auto wanted = [&](std::uint32_t key, int) { return key >= floor; };
+  for_each_weight(weights, wanted, [&](const uint4&, int, const auto& masses, const auto& want) {
+    for (int i = 0; i < 4; ++i) mass += want[i] ? masses[i] : 0;
+  });
+  mass = warp_sum(mass);
+  if (threadIdx.x % 32 == 0) s_.scratch[threadIdx.x / 32] = mass;
+  __syncthreads();
+  const auto blocks = cluster();
+  if (threadIdx.x < 32) {
+    mass = warp_sum(threadIdx.x < kWarps ? s_.scratch[threadIdx.x] : 0);
+    if (threadIdx.x < kClusterSize) {
+      *blocks.map_shared_rank(&s_.exchange_mass[blocks.block_rank()], threadIdx.x) = mass;
+    }
+  }
+  blocks.sync();
+  std::uint64_t total = 0;
+  for (int block = 0; block < kClusterSize; ++block) total += s_.exchange_mass[block];
+  return total;
+}
+
+__device__ inline void Row::draw_by_id(double uniform, const Weights& weights, std::uint32_t floor,
+                                       std::int32_t* token) {
+  const int rank = static_cast<int>(cluster().block_rank());
+  const std::uint64_t total = total_mass(weights, floor);
+  std::uint64_t before = 0;
+  for (int block = 0; block < rank; ++block) before += s_.exchange_mass[block];
+  const std::uint64_t target = target_of_draw(uniform, total);
+  if (target <= before || target > before + s_.exchange_mass[rank]) return;
+
+  // In this block: the stretch of a warp, of which each thread takes a piece.
+  int warp = 0;
+  while (before + s_.scratch[warp] < target) before += s_.scratch[warp++];
+  const auto mass_at = [&](int slot) { return keys_[slot] >= floor ? weights(logit_of(keys_[slot])) : 0; };
+  const int end = min((warp + 1) * stretch_, num_slots_);
+  const int piece = (stretch_ + kThreads - 1) / kThreads;
+  const int begin = warp * stretch_ + static_cast<int>(threadIdx.x) * piece;
+  std::uint64_t mass = 0;
+#pragma unroll 1
+  for (int slot = begin; slot < min(begin + piece, end); ++slot) mass += mass_at(slot);
+  __syncthreads();  // scratch was read
+  std::uint64_t reached = before + block_inclusive_sum(mass, s_.scratch);
+  if (reached < target || reached - mass >= target) return;
+  int slot = begin;
+#pragma unroll 1
+  for (reached -= mass; (reached += mass_at(slot)) < target; ++slot) {
+  }
+  *token = first_ + slot;
+}
+
+}  // namespace aotllm::cuda::row_search
