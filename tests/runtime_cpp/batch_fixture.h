@@ -32,13 +32,22 @@ struct BatchOptions {
       };
 };
 
+/// The batch on a runner that samples.
+inline BatchOptions sampling_options() {
+  BatchOptions options;
+  options.make_runner = [](const ModelShape& shape, FakeRunner::Hook hook) {
+    return std::make_unique<SamplingRunner>(shape, std::move(hook));
+  };
+  return options;
+}
+
 /// A batcher on the fake runner that is stepped by hand; invariants are checked between all moves.
 class Batch {
  public:
   using Key = std::pair<RequestId, std::int32_t>;  ///< request and sequence index
 
   explicit Batch(const ManagerConfig& config, const BatchOptions& options = {})
-      : limits(resolve_limits(options.shape, with_eos(config, options.eos_token_ids), std::nullopt)),
+      : limits(resolve_limits(options.shape, with_eos(config, options.eos_token_ids), {})),
         runner(options.make_runner(options.shape, options.hook)),
         batcher(*runner, limits, {options.proposer, nullptr, options.watchdog}) {
     KvAllocation allocation;

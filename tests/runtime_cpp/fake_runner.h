@@ -106,7 +106,7 @@ class FakeRunner : public ModelRunner {
   using Hook = std::function<void(std::int64_t step)>;
 
   explicit FakeRunner(const ModelShape& shape = small_shape(), Hook hook = {})
-      : shape_(shape), hook_(std::move(hook)) {}
+      : shape_(shape), hook_(std::move(hook)), sampler_(shape.vocab_size) {}
 
   const ModelShape& shape() const override { return shape_; }
 
@@ -129,6 +129,7 @@ class FakeRunner : public ModelRunner {
     outputs.logits.clear();
     outputs.hidden_size = shape_.hidden_size;
     outputs.hidden.clear();
+    outputs.tokens.clear();
     for (const SequenceStep& sequence : sequences) {
       for (std::size_t i = 0; i < sequence.tokens.size(); ++i) {
         const std::int32_t position = sequence.start_position + static_cast<std::int32_t>(i);
@@ -154,6 +155,11 @@ class FakeRunner : public ModelRunner {
         }
         outputs.logits.resize(outputs.logits.size() + static_cast<std::size_t>(shape_.vocab_size));
         fake_logits(hash, begin, outputs.row(outputs.rows() - 1));
+        if (sequence.sampling) {
+          outputs.tokens.push_back(draw(*sequence.sampling, outputs.row(outputs.rows() - 1)));
+          outputs.logits.resize(outputs.logits.size() - static_cast<std::size_t>(shape_.vocab_size));
+          ++num_drawn_tokens_;
+        }
       }
     }
   }
@@ -170,6 +176,8 @@ class FakeRunner : public ModelRunner {
   /// Tokens run so far, over all steps.
   std::int64_t num_tokens() const { return num_tokens_; }
   std::int64_t num_copies() const { return num_copies_; }
+  /// Tokens that it drew itself.
+  std::int64_t num_drawn_tokens() const { return num_drawn_tokens_; }
 
  protected:
   int num_groups() const { return static_cast<int>(shape_.kv_groups.size()); }
@@ -186,6 +194,26 @@ class FakeRunner : public ModelRunner {
                    position % shape_.tokens_per_block);
   }
 
+  /// What a sampler on the host would say, which has no more than the row and these parameters.
+  TokenId draw(const RowSampling& row, std::span<const float> logits) {
+    SamplingParams params;
+    params.temperature = row.temperature;
+    params.top_k = row.top_k;
+    params.top_p = row.top_p;
+    params.min_p = row.min_p;
+    LogitsProcessors processors;
+    const std::vector<TokenId> tokens(row.position);
+    try {
+      return sampler_.sample(logits, {.params = params,
+                                      .processors = processors,
+                                      .tokens = tokens,
+                                      .seed = row.seed,
+                                      .sequence_index = row.sequence_index});
+    } catch (const Error&) {
+      return -1;
+    }
+  }
+
   /// The poison is in the first token, where some group still holds it.
   TokenId first_token(const SequenceStep& sequence) {
     return shape_.kv_groups.front().window == 0 ? slot(sequence, 0, 0).token : -1;
@@ -197,6 +225,10 @@ class FakeRunner : public ModelRunner {
       const std::size_t end = static_cast<std::size_t>(sequence.start_position) + sequence.tokens.size();
       total += sequence.tokens.size();
       require(!sequence.tokens.empty(), "a sequence without tokens");
+      require(!sequence.sampling || samples(), "a row to draw from, which it cannot");
+      require(!sequence.sampling ||
+                  (sequence.logits == LogitsMode::kLast && !sequence.hidden && sequence.sampling->mask < 0),
+              "a row to draw from that is none");
       require(end <= static_cast<std::size_t>(shape_.max_seq_len), "a sequence beyond max_seq_len");
     }
     require(total >= 1 && total <= static_cast<std::size_t>(shape_.max_num_tokens), "too many tokens");
@@ -236,11 +268,20 @@ class FakeRunner : public ModelRunner {
 
   ModelShape shape_;
   Hook hook_;
+  Sampler sampler_;
   std::int64_t num_steps_ = 0;
   std::int64_t num_tokens_ = 0;
   std::int64_t num_copies_ = 0;
+  std::int64_t num_drawn_tokens_ = 0;
   std::array<std::vector<Slot>, kMaxKvGroups> device_;
   std::array<std::vector<Slot>, kMaxKvGroups> host_;
+};
+
+/// A fake runner that samples where it is asked to.
+class SamplingRunner : public FakeRunner {
+ public:
+  using FakeRunner::FakeRunner;
+  bool samples() const noexcept override { return true; }
 };
 
 /// All that a request gives.

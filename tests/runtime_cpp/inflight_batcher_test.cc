@@ -135,6 +135,7 @@ struct Witness {
   std::int64_t copied = 0;
   std::int64_t onloaded = 0;
   std::int64_t accepted = 0;
+  std::int64_t drawn = 0;  ///< by the runner
 };
 
 void expect_answer(Batch& batch, const ModelShape& shape, RequestId id, std::int32_t index, const Request& request,
@@ -163,11 +164,10 @@ void expect_answer(Batch& batch, const ModelShape& shape, RequestId id, std::int
   }
 }
 
-void random_load(std::uint32_t seed, const ModelShape& shape, Witness& witness) {
+void random_load(std::uint32_t seed, const ModelShape& shape, BatchOptions options, Witness& witness) {
   SCOPED_TRACE(seed);
   Random random(seed);
   MockProposer proposer(shape, static_cast<std::uint64_t>(random.between(1, 9)));
-  BatchOptions options;
   options.shape = shape;
   options.proposer = random.one_in(2) ? &proposer : nullptr;
   Batch batch(random.config(shape), options);
@@ -206,17 +206,31 @@ void random_load(std::uint32_t seed, const ModelShape& shape, Witness& witness) 
   witness.copied += stats.cache.copied_blocks;
   witness.onloaded += stats.cache.onloaded_blocks;
   witness.accepted += stats.accepted_tokens;
+  witness.drawn += batch.runner->num_drawn_tokens();
 }
 
-TEST(InflightBatcher, AnswersAreThoseOfARequestAloneUnderRandomLoad) {
-  Witness witness;
-  for (std::uint32_t seed = 0; seed < 1500 && !HasFatalFailure(); ++seed) {
+void random_loads(std::uint32_t count, const BatchOptions& options, Witness& witness) {
+  for (std::uint32_t seed = 0; seed < count && !::testing::Test::HasFatalFailure(); ++seed) {
     try {
-      random_load(seed, seed % 3 == 0 ? windowed_shape() : small_shape(), witness);
+      random_load(seed, seed % 3 == 0 ? windowed_shape() : small_shape(), options, witness);
     } catch (const std::exception& e) {
       FAIL() << "seed " << seed << ": " << e.what();
     }
   }
+}
+
+TEST(InflightBatcher, AnswersAreTheSameWhereTheRunnerSamples) {
+  Witness witness;
+  random_loads(500, testing::sampling_options(), witness);
+  EXPECT_GT(witness.preemptions, 100);
+  EXPECT_GT(witness.accepted, 300);
+  EXPECT_GT(witness.drawn, 3000);
+}
+
+TEST(InflightBatcher, AnswersAreThoseOfARequestAloneUnderRandomLoad) {
+  Witness witness;
+  random_loads(1500, {}, witness);
+  EXPECT_EQ(witness.drawn, 0);
   // The load does test what it is meant to.
   EXPECT_GT(witness.ahead, witness.steps / 4);
   EXPECT_GT(witness.preemptions, 300);
@@ -551,7 +565,7 @@ TEST(InflightBatcher, FailAllEndsWaitingAndRunningOnes) {
 }
 
 TEST(Sequence, RefusesMovesThatItsLifeDoesNotHave) {
-  const Limits limits = resolve_limits(small_shape(), {}, std::nullopt);
+  const Limits limits = resolve_limits(small_shape(), {}, {});
   Sequence sequence(1, 0, request({4}, 6), 0, Clock::time_point{}, limits);
   EXPECT_THROW(sequence.move_to(SequenceState::kGenerating), Error);
   sequence.move_to(SequenceState::kContext);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,6 +53,19 @@ enum class LogitsMode : std::uint8_t {
   kAll,   ///< every token (scoring, prompt log-probabilities, pooling over the prompt)
 };
 
+/// How a runner that samples chooses the token of a row: what is left of SamplingParams where nothing is penalized,
+/// banned or biased. The meaning, and the draw, are those of `Sampler`.
+struct RowSampling {
+  float temperature = 0.0f;  ///< 0 = greedy
+  std::int32_t top_k = 0;    ///< ≤ 0 = all
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  std::uint64_t seed = 0;
+  std::uint32_t position = 0;  ///< tokens before the one that is drawn
+  std::uint32_t sequence_index = 0;
+  std::int32_t mask = -1;  ///< the row's grammar mask of those that the step carries; -1 = all tokens
+};
+
 /// One sequence's part of a step: a context chunk, or one token (plus drafts) of a generation.
 struct SequenceStep {
   std::span<const TokenId> tokens;  ///< tokens to run, at positions start_position, start_position + 1, …
@@ -62,6 +76,8 @@ struct SequenceStep {
   LogitsMode logits = LogitsMode::kLast;
   AdapterId adapter = 0;
   bool hidden = false;  ///< the rows asked for are hidden states after the final norm, in place of logits
+  /// The runner samples: LogitsMode::kLast gives a token in place of logits. Only where ModelRunner::samples().
+  std::optional<RowSampling> sampling{};
 };
 
 /// Where KV blocks are: the device's memory, which steps read and write, or the host's, which only keeps them. Each
@@ -85,12 +101,22 @@ struct KvAllocation {
   BlockCounts host_blocks{};  ///< 0 = no host tier
 };
 
+/// Memory that KV blocks may take, before they are allocated.
+struct FreeMemory {
+  std::optional<std::int64_t> device_bytes;  ///< nullopt = not known
+  std::optional<std::int64_t> host_bytes;    ///< for the host tier; the same memory where `shared`
+  bool shared = true;                        ///< the device's memory is the host's
+
+  static FreeMemory of_host(std::optional<std::int64_t> bytes) { return {bytes, bytes, true}; }
+};
+
 /// Logits and hidden states of one step; reused from step to step.
 struct StepOutputs {
   std::int32_t vocab_size = 0;
   std::int32_t hidden_size = 0;
-  std::vector<float> logits;  ///< [rows, vocab_size], in order of sequences, then of their tokens
-  std::vector<float> hidden;  ///< [hidden rows, hidden_size], likewise, of the sequences that ask for them
+  std::vector<float> logits;    ///< [rows, vocab_size], in order of sequences, then of their tokens
+  std::vector<float> hidden;    ///< [hidden rows, hidden_size], likewise, of the sequences that ask for them
+  std::vector<TokenId> tokens;  ///< of the sequences that the runner samples, in order; -1 where no token can be had
 
   std::int32_t rows() const { return vocab_size == 0 ? 0 : static_cast<std::int32_t>(logits.size()) / vocab_size; }
   std::span<float> row(std::int32_t i) {
@@ -111,6 +137,9 @@ class ModelRunner {
 
   virtual const ModelShape& shape() const = 0;
 
+  /// What is free for KV memory. The default is the host's memory for both tiers.
+  virtual FreeMemory free_memory() const;
+
   /// Reserves KV memory. Called once, before the first step. Throws Error(kInvalidRequest) where the memory cannot be
   /// had.
   virtual void allocate_kv(const KvAllocation& allocation) = 0;
@@ -120,6 +149,9 @@ class ModelRunner {
   /// adapters loaded.
   /// Throws Error(kInternal) where one is broken.
   virtual void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) = 0;
+
+  /// Whether steps may ask for tokens in place of logits.
+  virtual bool samples() const noexcept { return false; }
 
   /// Copies blocks, in order. No step runs meanwhile. Throws Error(kInternal) for an id that is out of range.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;

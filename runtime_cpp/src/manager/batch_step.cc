@@ -75,6 +75,9 @@ bool InflightBatcher::run_step() {
   if (step_.num_hidden_rows() > 0) {
     check_size("hidden values", outputs_.hidden.size(), step_.num_hidden_rows(), limits_.hidden_size);
   }
+  if (step_.num_drawn_tokens() > 0) {
+    check_size("tokens", outputs_.tokens.size(), step_.num_drawn_tokens(), 1);
+  }
   if (failure.empty()) {
     return true;
   }
@@ -198,7 +201,10 @@ void InflightBatcher::sample(const StepInputs::Entry& entry) {
   const std::span<const TokenId> drafts = step_.drafts(entry);
   Response response = response_for(sequence);
   std::int32_t accepted = 0;
-  for (std::int32_t i = 0; i <= entry.num_drafts; ++i) {
+  if (entry.token >= 0) {
+    take_drawn(sequence, outputs_.tokens[static_cast<std::size_t>(entry.token)], response);
+  }
+  for (std::int32_t i = 0; i <= entry.num_drafts && entry.token < 0; ++i) {
     take_token(sequence, outputs_.row(entry.first_sampled_row() + i), step_.mask(entry), response);
     if (response.finish_reason || i == entry.num_drafts ||
         sequence.tokens.back() != drafts[static_cast<std::size_t>(i)]) {
@@ -243,6 +249,21 @@ void InflightBatcher::take_token(Sequence& sequence, std::span<const float> logi
   if (sequence.return_logits) {
     response.logits.emplace_back(logits.begin(), logits.end());
   }
+  take(sequence, token, response);
+}
+
+/// Appends a token that the runner drew.
+void InflightBatcher::take_drawn(Sequence& sequence, TokenId token, Response& response) {
+  if (token < 0 || token >= limits_.vocab_size) {
+    throw Error(ErrorKind::kInternal,
+                token < 0 ? "a logit is NaN or +inf, or all are -inf; the engine or its weights are damaged"
+                          : cat("the runner drew token ", token, " of ", limits_.vocab_size));
+  }
+  take(sequence, token, response);
+}
+
+/// Appends `token`, and sets the finish reason if it is the last one.
+void InflightBatcher::take(Sequence& sequence, TokenId token, Response& response) {
   if (sequence.first_token == Clock::time_point{}) {
     sequence.first_token = Clock::now();
   }

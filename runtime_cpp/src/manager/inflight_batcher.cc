@@ -35,7 +35,7 @@ InflightBatcher::InflightBatcher(ModelRunner& runner, const Limits& limits, cons
       sampler_(limits.vocab_size),
       waiting_(limits.scheduler.queue_policy, limits.scheduler.max_wait_steps,
                [this](SequenceId id) { return kv_.match(at(id).keys, at(id).tokens).num_tokens; }),
-      step_(limits.scheduler, limits.vocab_size),
+      step_(limits.scheduler, limits.vocab_size, runner.samples()),
       side_job_([this] {
         fill_masks();
         plan_ahead();

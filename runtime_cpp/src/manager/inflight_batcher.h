@@ -120,6 +120,8 @@ class InflightBatcher {
   void sample(const StepInputs::Entry& entry);
   void take_token(Sequence& sequence, std::span<const float> logits, std::span<const std::uint32_t> mask,
                   Response& response);
+  void take_drawn(Sequence& sequence, TokenId token, Response& response);
+  void take(Sequence& sequence, TokenId token, Response& response);
   void take_forced(Sequence& sequence, Response& response);
   void append(Sequence& sequence, TokenId token, Response& response);
   void check_mask(const StepInputs::Entry& entry) const;

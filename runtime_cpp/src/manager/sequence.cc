@@ -78,6 +78,11 @@ bool Sequence::scores_prompt() const {
   return num_prompt_logprobs >= 0 && !prompt_scored;
 }
 
+bool Sequence::needs_logits() const {
+  return constraint != nullptr || !processors.empty() || sampling.typical_p < 1.0 || num_logprobs >= 0 ||
+         return_logits || pools() || scores_prompt();
+}
+
 SequenceView Sequence::view() const {
   SequenceView view;
   view.id = id;

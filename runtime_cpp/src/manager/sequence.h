@@ -49,6 +49,9 @@ struct Sequence {
   /// Something is needed of every prompt token, so that none may come from the cache.
   bool computes_in_full() const { return scores_prompt() || pooling == Pooling::kMean; }
 
+  /// Something changes the logits of its tokens, or wants to see them: no runner can draw from them.
+  bool needs_logits() const;
+
   /// Drafts of this sequence may be verified: nothing needs to know each token before the next one is computed.
   bool may_speculate() const { return state == SequenceState::kGenerating && constraint == nullptr; }
 

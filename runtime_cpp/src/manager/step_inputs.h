@@ -24,13 +24,15 @@ class StepInputs {
     bool hidden = false;         ///< its rows are hidden states
     std::int32_t first_row = 0;  ///< of the logits, or of the hidden states
     std::int32_t num_rows = 0;
-    std::int32_t mask = -1;  ///< its grammar mask; -1 = none
+    std::int32_t mask = -1;   ///< its grammar mask; -1 = none
+    std::int32_t token = -1;  ///< its place among the tokens that the runner draws; -1 = it has rows, or neither
 
     /// Rows that tokens are drawn from: the last one, and one for each draft.
     std::int32_t first_sampled_row() const { return first_row + num_rows - 1 - num_drafts; }
   };
 
-  StepInputs(const SchedulerConfig& limits, std::int32_t vocab_size);
+  /// Where `runner_samples`, sequences that do not need logits get tokens in place of them.
+  StepInputs(const SchedulerConfig& limits, std::int32_t vocab_size, bool runner_samples);
 
   void clear();
 
@@ -42,6 +44,7 @@ class StepInputs {
   std::span<const SequenceStep> steps() const { return steps_; }
   std::int32_t num_rows() const { return num_rows_; }
   std::int32_t num_hidden_rows() const { return num_hidden_rows_; }
+  std::int32_t num_drawn_tokens() const { return num_drawn_tokens_; }
   std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens_.size()); }
 
   std::span<const TokenId> drafts(const Entry& entry) const;
@@ -51,12 +54,14 @@ class StepInputs {
 
  private:
   std::size_t mask_words_;
+  bool runner_samples_;
   std::vector<Entry> entries_;
   std::vector<SequenceStep> steps_;
   std::vector<TokenId> tokens_;  ///< reserved: steps_ point into it
   std::vector<std::uint32_t> masks_;
   std::int32_t num_rows_ = 0;
   std::int32_t num_hidden_rows_ = 0;
+  std::int32_t num_drawn_tokens_ = 0;
   std::int32_t num_masks_ = 0;
 };
 
