@@ -77,7 +77,7 @@ void bench_steps(const char* name, std::vector<KvGroupShape> groups) {
   ManagerConfig config;
   config.num_kv_blocks = kRunning * (kPrompt + kOutput + 16) / 16;
   config.eos_token_ids = {kVocab - 1};
-  const Limits limits = resolve_limits(runner.shape(), config, std::nullopt);
+  const Limits limits = resolve_limits(runner.shape(), config, {});
   InflightBatcher batcher(runner, limits);
   for (std::int32_t i = 0; i < kRunning + kWaiting; ++i) {
     Request request;

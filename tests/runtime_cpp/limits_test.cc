@@ -18,7 +18,7 @@ namespace {
 using testing::small_shape;  // 48 tokens = 12 blocks of 64 bytes a sequence; 8 sequences of them are 96 blocks
 
 TEST(Limits, TakeTheEnginesWhereTheConfigSaysZero) {
-  const Limits limits = resolve_limits(small_shape(), {}, std::nullopt);
+  const Limits limits = resolve_limits(small_shape(), {}, {});
   EXPECT_EQ(limits.scheduler.max_batch_size, 8);
   EXPECT_EQ(limits.scheduler.max_num_tokens, 32);
   EXPECT_EQ(limits.scheduler.max_chunk_tokens, 32);
@@ -29,7 +29,7 @@ TEST(Limits, TakeTheEnginesWhereTheConfigSaysZero) {
 TEST(Limits, EndTokensThatTheVocabularyDoesNotHaveDoNotCount) {
   ManagerConfig config;
   config.eos_token_ids = {-1, 36, 37, 2};
-  const Limits limits = resolve_limits(small_shape(), config, std::nullopt);
+  const Limits limits = resolve_limits(small_shape(), config, {});
   EXPECT_EQ(limits.eos_token_ids, (std::vector<TokenId>{36, 2}));
 }
 
@@ -49,19 +49,19 @@ TEST(Limits, SizeTheKvCacheByTheFreeMemory) {
       {std::nullopt, 12, 48},  // unknown
   };
   for (const Case& c : cases) {
-    const Limits limits = resolve_limits(small_shape(), {}, c.free_bytes);
+    const Limits limits = resolve_limits(small_shape(), {}, FreeMemory::of_host(c.free_bytes));
     EXPECT_EQ(limits.kv_memory.groups[0].device_blocks, c.blocks) << c.free_bytes.value_or(-1);
     EXPECT_EQ(limits.max_seq_len, c.max_seq_len) << c.free_bytes.value_or(-1);
   }
-  EXPECT_THROW(resolve_limits(small_shape(), {}, 64), Error);
+  EXPECT_THROW(resolve_limits(small_shape(), {}, FreeMemory::of_host(64)), Error);
 }
 
 TEST(Limits, FewerBlocksShortenTheContext) {
   ManagerConfig config;
   config.num_kv_blocks = 3;
-  EXPECT_EQ(resolve_limits(small_shape(), config, std::nullopt).max_seq_len, 12);
+  EXPECT_EQ(resolve_limits(small_shape(), config, {}).max_seq_len, 12);
   config.num_kv_blocks = 1000;
-  EXPECT_EQ(resolve_limits(small_shape(), config, std::nullopt).max_seq_len, 48);
+  EXPECT_EQ(resolve_limits(small_shape(), config, {}).max_seq_len, 48);
 }
 
 TEST(Limits, NameTheFieldThatIsOutOfRange) {
@@ -81,7 +81,7 @@ TEST(Limits, NameTheFieldThatIsOutOfRange) {
     ManagerConfig config;
     c.set(config);
     try {
-      resolve_limits(small_shape(), config, std::nullopt);
+      resolve_limits(small_shape(), config, {});
       ADD_FAILURE() << c.param;
     } catch (const Error& e) {
       EXPECT_EQ(e.kind(), ErrorKind::kInvalidRequest);
@@ -110,11 +110,11 @@ TEST(Limits, MoreMemoryThanIsFreeIsRefusedByTheFieldThatAsksForIt) {
   for (const Case& c : cases) {
     ManagerConfig config;
     c.set(config, c.most);
-    EXPECT_NO_THROW(resolve_limits(small_shape(), config, 6400)) << c.param;
+    EXPECT_NO_THROW(resolve_limits(small_shape(), config, FreeMemory::of_host(6400))) << c.param;
     for (const std::int64_t above : {c.most + 1, std::int64_t{1} << 30, std::int64_t{1} << 60}) {
       c.set(config, std::min<std::int64_t>(above, c.param == cases[0].param ? INT32_MAX : INT64_MAX));
       try {
-        resolve_limits(small_shape(), config, 6400);
+        resolve_limits(small_shape(), config, FreeMemory::of_host(6400));
         ADD_FAILURE() << c.param << " of " << above;
       } catch (const Error& e) {
         EXPECT_EQ(e.kind(), ErrorKind::kInvalidRequest);
@@ -128,7 +128,7 @@ TEST(Limits, ARequestOfMoreSequencesThanCanEverWaitAndRunIsRefused) {
   ManagerConfig config;
   config.max_queue_size = 3;
   config.max_batch_size = 2;
-  const Limits limits = resolve_limits(small_shape(), config, std::nullopt);
+  const Limits limits = resolve_limits(small_shape(), config, {});
   Request request;
   request.prompt_token_ids = {0};
   request.n = 5;
@@ -160,7 +160,7 @@ TEST(Limits, RequestsAreCheckedFieldByField) {
       {"prompt_token_ids", ErrorKind::kContextTooLong, [](Request& r) { r.prompt_token_ids.assign(48, 0); },
        "maximum context length is 48 tokens"},
   };
-  const Limits limits = resolve_limits(small_shape(), {}, std::nullopt);
+  const Limits limits = resolve_limits(small_shape(), {}, {});
   for (const Case& c : cases) {
     Request request;
     request.prompt_token_ids = {0};

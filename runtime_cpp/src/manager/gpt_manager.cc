@@ -20,7 +20,6 @@
 #include "manager/response_queue.h"
 #include "manager/sequence.h"
 #include "manager/watchdog.h"
-#include "support/free_memory.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -70,7 +69,7 @@ class GptManager::Impl {
   Impl(std::unique_ptr<ModelRunner> runner, const ManagerConfig& config, std::unique_ptr<DraftProposer> proposer)
       : runner_(std::move(runner)),
         proposer_(std::move(proposer)),
-        limits_(resolve_limits(runner_->shape(), config, free_memory())),
+        limits_(resolve_limits(runner_->shape(), config, runner_->free_memory())),
         watchdog_(config.stuck_step_seconds, config.on_stuck_step ? config.on_stuck_step : print_report),
         batcher_(*runner_, limits_, {proposer_.get(), &background_, &watchdog_}) {
     runner_->allocate_kv(allocation(limits_.kv_memory));

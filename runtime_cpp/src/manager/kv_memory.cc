@@ -57,9 +57,10 @@ std::int64_t KvMemoryPlanner::units_in(std::int64_t bytes) const {
   return low;
 }
 
-/// Units for max_batch_size sequences of full length within a quarter of the free memory. Where that holds not even one
-/// such sequence, as much of one as three quarters of the memory hold.
-std::int64_t KvMemoryPlanner::default_units(std::int32_t max_batch_size, std::optional<std::int64_t> free_bytes) const {
+/// Units for max_batch_size sequences of full length within a quarter of the free memory (nine tenths of a device's
+/// own). Where that holds not even one such sequence, as much of one as three quarters of the memory hold.
+std::int64_t KvMemoryPlanner::default_units(std::int32_t max_batch_size, const FreeMemory& free) const {
+  const std::optional<std::int64_t>& free_bytes = free.device_bytes;
   const std::int64_t one = scheduler_.most_blocks(shape_.max_seq_len, 0);
   const std::int64_t wanted = std::min<std::int64_t>(one * max_batch_size, std::numeric_limits<std::int32_t>::max());
   if (bytes_of(1) == 0) {
@@ -68,8 +69,9 @@ std::int64_t KvMemoryPlanner::default_units(std::int32_t max_batch_size, std::op
   if (!free_bytes) {
     return one;
   }
-  const std::int64_t quarter = units_in(*free_bytes / 4);
-  const std::int64_t units = quarter >= one ? std::min(wanted, quarter) : std::min(one, units_in(*free_bytes / 4 * 3));
+  // A device of its own is there for the cache; the host has other uses for its memory.
+  const std::int64_t share = units_in(free.shared ? *free_bytes / 4 : *free_bytes / 10 * 9);
+  const std::int64_t units = share >= one ? std::min(wanted, share) : std::min(one, units_in(*free_bytes / 4 * 3));
   if (units < 1) {
     refuse("num_kv_blocks",
            cat("no memory for the KV cache: ", *free_bytes, " bytes are free, and one block of ",
@@ -79,7 +81,8 @@ std::int64_t KvMemoryPlanner::default_units(std::int32_t max_batch_size, std::op
 }
 
 std::int64_t KvMemoryPlanner::units_for(const ManagerConfig& config, std::int32_t max_batch_size,
-                                        std::optional<std::int64_t> free_bytes) const {
+                                        const FreeMemory& free) const {
+  const std::optional<std::int64_t>& free_bytes = free.device_bytes;
   const auto at_least_0 = [](const char* param, auto value) {
     if (!(value >= 0)) {
       refuse(param, cat(param, " is ", value, "; it must be at least 1, or 0 to size the KV cache otherwise"));
@@ -121,25 +124,27 @@ std::int64_t KvMemoryPlanner::units_for(const ManagerConfig& config, std::int32_
     }
     return units;
   }
-  return default_units(max_batch_size, free_bytes);
+  return default_units(max_batch_size, free);
 }
 
 /// Throws Error(kInvalidRequest) for more than is free, before anything of that size is made: the kernel hands out
 /// pages that it does not have.
-void KvMemoryPlanner::check_free(const KvMemory& memory, const ManagerConfig& config,
-                                 std::optional<std::int64_t> free_bytes) const {
-  if (!free_bytes || memory.device_bytes + memory.host_bytes <= *free_bytes) {
+void KvMemoryPlanner::check_free(const KvMemory& memory, const ManagerConfig& config, const FreeMemory& free) const {
+  if (free.device_bytes && memory.device_bytes > *free.device_bytes) {
+    const char* param = config.kv_cache_bytes > 0    ? "kv_cache_bytes"
+                        : config.kv_cache_tokens > 0 ? "kv_cache_tokens"
+                                                     : "num_kv_blocks";
+    refuse(param, cat(param, " asks for ", memory.groups.front().device_blocks, " blocks, which take ",
+                      memory.device_bytes, " bytes; ", *free.device_bytes, " are free"));
+  }
+  if (!free.host_bytes) {
     return;
   }
-  if (memory.device_bytes <= *free_bytes) {
-    refuse("kv_host_bytes", cat("kv_host_bytes asks for ", memory.host_bytes, " bytes; ",
-                                *free_bytes - memory.device_bytes, " are free beside those of the KV cache itself"));
+  const std::int64_t left = *free.host_bytes - (free.shared ? memory.device_bytes : 0);
+  if (memory.host_bytes > left) {
+    refuse("kv_host_bytes", cat("kv_host_bytes asks for ", memory.host_bytes, " bytes; ", left, " are free",
+                                free.shared ? " beside those of the KV cache itself" : ""));
   }
-  const char* param = config.kv_cache_bytes > 0    ? "kv_cache_bytes"
-                      : config.kv_cache_tokens > 0 ? "kv_cache_tokens"
-                                                   : "num_kv_blocks";
-  refuse(param, cat(param, " asks for ", memory.groups.front().device_blocks, " blocks, which take ",
-                    memory.device_bytes, " bytes; ", *free_bytes, " are free"));
 }
 
 bool KvMemoryPlanner::fits(const KvMemory& memory, std::int32_t num_tokens) const {
@@ -151,9 +156,8 @@ bool KvMemoryPlanner::fits(const KvMemory& memory, std::int32_t num_tokens) cons
   return true;
 }
 
-KvMemory KvMemoryPlanner::plan(const ManagerConfig& config, std::int32_t max_batch_size,
-                               std::optional<std::int64_t> free_bytes) const {
-  const std::int64_t units = units_for(config, max_batch_size, free_bytes);
+KvMemory KvMemoryPlanner::plan(const ManagerConfig& config, std::int32_t max_batch_size, const FreeMemory& free) const {
+  const std::int64_t units = units_for(config, max_batch_size, free);
   if (units > std::numeric_limits<std::int32_t>::max()) {
     const char* param = config.kv_cache_tokens > 0 ? "kv_cache_tokens" : "kv_cache_bytes";
     refuse(param, cat(param, " asks for ", units, " blocks; at most 2^31 - 1 are possible"));
@@ -172,7 +176,7 @@ KvMemory KvMemoryPlanner::plan(const ManagerConfig& config, std::int32_t max_bat
     memory.device_bytes += device_blocks * shape.bytes_per_block;
     memory.host_bytes += host_blocks * shape.bytes_per_block;
   }
-  check_free(memory, config, free_bytes);
+  check_free(memory, config, free);
   memory.tokens = units * shape_.tokens_per_block;
   std::int32_t low = 0;
   std::int32_t high = shape_.max_seq_len;

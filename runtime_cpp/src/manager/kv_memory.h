@@ -18,18 +18,17 @@ class KvMemoryPlanner {
   /// `scheduler` has the windows of `shape`, and the chunks that sequences will come in.
   KvMemoryPlanner(const ModelShape& shape, const SchedulerConfig& scheduler);
 
-  /// The division that `config` asks for; `free_bytes` as from free_memory(). Throws Error(kInvalidRequest) with the
+  /// The division that `config` asks for; `free` as the runner says. Throws Error(kInvalidRequest) with the
   /// field's name where it asks for nothing sensible, in several ways, or for more than is free or 2^31 blocks.
-  KvMemory plan(const ManagerConfig& config, std::int32_t max_batch_size, std::optional<std::int64_t> free_bytes) const;
+  KvMemory plan(const ManagerConfig& config, std::int32_t max_batch_size, const FreeMemory& free) const;
 
  private:
-  std::int64_t default_units(std::int32_t max_batch_size, std::optional<std::int64_t> free_bytes) const;
-  std::int64_t units_for(const ManagerConfig& config, std::int32_t max_batch_size,
-                         std::optional<std::int64_t> free_bytes) const;
+  std::int64_t default_units(std::int32_t max_batch_size, const FreeMemory& free) const;
+  std::int64_t units_for(const ManagerConfig& config, std::int32_t max_batch_size, const FreeMemory& free) const;
   std::int64_t blocks_of(int group, std::int64_t units) const;
   std::int64_t bytes_of(std::int64_t units) const;
   std::int64_t units_in(std::int64_t bytes) const;
-  void check_free(const KvMemory& memory, const ManagerConfig& config, std::optional<std::int64_t> free_bytes) const;
+  void check_free(const KvMemory& memory, const ManagerConfig& config, const FreeMemory& free) const;
   bool fits(const KvMemory& memory, std::int32_t num_tokens) const;
 
   const ModelShape& shape_;

@@ -68,7 +68,7 @@ void validate_length(const Request& request, const Limits& limits) {
 
 }  // namespace
 
-Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std::optional<std::int64_t> free_bytes) {
+Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, const FreeMemory& free) {
   Limits limits;
   SchedulerConfig& scheduler = limits.scheduler;
   scheduler.max_batch_size = within_engine("max_batch_size", config.max_batch_size, shape.max_batch_size);
@@ -105,7 +105,7 @@ Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std:
   std::erase_if(limits.eos_token_ids, [&](TokenId token) {  // never said, and no place in the logits to ban it at
     return token < 0 || token >= shape.vocab_size;
   });
-  limits.kv_memory = KvMemoryPlanner(shape, scheduler).plan(config, scheduler.max_batch_size, free_bytes);
+  limits.kv_memory = KvMemoryPlanner(shape, scheduler).plan(config, scheduler.max_batch_size, free);
   limits.engine_max_seq_len = shape.max_seq_len;
   limits.max_seq_len = limits.kv_memory.max_seq_len;
   return limits;

@@ -25,9 +25,9 @@ struct Limits {
   std::vector<TokenId> eos_token_ids;
 };
 
-/// Resolves and checks `config`; `free_bytes` as from free_memory(). Throws Error(kInvalidRequest) with the field's
+/// Resolves and checks `config`; `free` as the runner says. Throws Error(kInvalidRequest) with the field's
 /// name.
-Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, std::optional<std::int64_t> free_bytes);
+Limits resolve_limits(const ModelShape& shape, const ManagerConfig& config, const FreeMemory& free);
 
 /// Checks all fields of `request`. Throws Error(kInvalidRequest) with the field's name, or kContextTooLong.
 void validate_request(const Request& request, const Limits& limits);
