@@ -93,7 +93,8 @@ struct Broken {
 constexpr Broken kBroken[] = {
     {"version", "", "\"version\": 1", "\"version\": 2", "plan.version: the engine needs plan version 2",
      ErrorKind::kEngineIncompatible},
-    {"target", "", "\"cpu\"", "\"cuda\"", "plan.target: the engine needs target cuda", ErrorKind::kEngineIncompatible},
+    {"target", "", "\"cpu\"", "\"tensorrt\"", "plan.target: the engine needs target tensorrt",
+     ErrorKind::kEngineIncompatible},
     {"unknown field", "", "\"version\"", "\"x\": 1, \"version\"", "plan: unknown field \"x\""},
     {"no tokens", "", "\"max_num_tokens\": 128", "\"max_num_tokens\": 0",
      "plan.max_num_tokens: expected an integer in [1,"},

@@ -10,6 +10,7 @@ namespace aotllm {
 namespace {
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxRanks = 1024;
 constexpr std::int64_t kMaxLayers = 4096;
 constexpr std::int64_t kMaxHeads = 4096;
 constexpr std::int64_t kMaxTokensPerBlock = 1024;
@@ -19,7 +20,7 @@ int dimension(const JsonField& field) {
   return static_cast<int>(field.integer(1, kMaxDimension));
 }
 
-void check_target(const JsonField& root) {
+Target read_target(const JsonField& root) {
   const auto refuse = [&](const JsonField& field, const std::string& needs, const std::string& here) {
     throw Error(ErrorKind::kEngineIncompatible, cat(field.path(), ": the engine needs ", needs, ", this runtime has ",
                                                     here, "; rebuild it with `aotllm build` of this version"));
@@ -29,7 +30,18 @@ void check_target(const JsonField& root) {
     refuse(version, cat("plan version ", v), cat("version ", kPlanVersion));
   }
   const JsonField target = root.at("target");
-  if (target.string() != "cpu") refuse(target, cat("target ", target.string()), "target cpu");
+  if (target.string() == "cuda") return Target::kCuda;
+  if (target.string() != "cpu") refuse(target, cat("target ", target.string()), "targets cpu and cuda");
+  return Target::kCpu;
+}
+
+/// Fields that only plans of target cuda have.
+void read_device(const JsonField& root, Plan& plan) {
+  plan.sm = static_cast<int>(root.at("sm").integer(50, 999));
+  const JsonField tp = root.at("tp");
+  tp.only({"size", "rank"});
+  plan.tp_size = static_cast<int>(tp.at("size").integer(1, kMaxRanks));
+  plan.tp_rank = static_cast<int>(tp.at("rank").integer(0, plan.tp_size - 1));
 }
 
 void read_shape(const JsonField& root, Plan& plan) {
@@ -44,6 +56,7 @@ void read_buffers(const JsonField& root, Plan& plan) {
   const JsonField arena = root.at("arena_bytes");
   plan.arena_bytes = arena.integer(0, kMaxBytes);
   const JsonField buffers = root.at("buffers");
+  const std::int64_t alignment = plan.target == Target::kCuda ? 256 : 64;
   std::int64_t most = 0;  // all buffers side by side
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const JsonField field = buffers[i];
@@ -54,11 +67,11 @@ void read_buffers(const JsonField& root, Plan& plan) {
     const std::int64_t bytes = plan.buffer_bytes(buffer);
     const JsonField offset = field.at("offset");
     buffer.offset = offset.integer(0, kMaxBytes);
-    if (buffer.offset % 64 != 0) offset.fail("a multiple of 64");
+    if (buffer.offset % alignment != 0) offset.fail(cat("a multiple of ", alignment));
     if (buffer.offset + bytes > plan.arena_bytes) {
       offset.fail(cat("[offset, offset + ", bytes, ") within the arena of ", plan.arena_bytes, " bytes"));
     }
-    most += (bytes + 63) / 64 * 64;
+    most += (bytes + alignment - 1) / alignment * alignment;
     plan.buffers.push_back(std::move(buffer));
   }
   if (plan.arena_bytes > most) arena.fail(cat("at most ", most, " bytes, the sum of the buffers"));
@@ -83,7 +96,14 @@ void read_kv(const JsonField& root, Plan& plan) {
   const JsonField kv = root.at("kv");
   kv.only({"dtype", "tokens_per_block", "layers"});
   const JsonField dtype = kv.at("dtype");
-  if (dtype.string() == "f16") {
+  plan.kv.target = plan.target;
+  if (plan.target == Target::kCuda) {
+    if (dtype.string() == "fp8") {
+      plan.kv.device_dtype = DeviceKvType::kFp8;
+    } else if (dtype.string() != "bf16") {
+      dtype.fail("bf16 or fp8");
+    }
+  } else if (dtype.string() == "f16") {
     plan.kv.dtype = cpu::KvType::kF16;
   } else if (dtype.string() == "int8") {
     plan.kv.dtype = cpu::KvType::kI8;
@@ -138,10 +158,87 @@ LinearSegment read_segment(const JsonField& field, const PlanReader& reader, con
   return segment;
 }
 
+/// The bytes that `field` names, which are as many as `bytes`.
+std::span<const std::uint8_t> read_bytes(const JsonField& field, const PlanReader& reader, std::int64_t bytes) {
+  const Tensor& tensor = reader.tensor(field);
+  if (tensor.dtype != DType::kU8 || std::ssize(tensor.bytes) != bytes) {
+    field.fail(cat("a U8 tensor of ", bytes, " bytes"),
+               cat(tensor.dtype == DType::kU8 ? "U8" : "F32", " of ", tensor.bytes.size(), " bytes"));
+  }
+  return tensor.bytes;
+}
+
+/// A float32 tensor [size], whatever its shape.
+std::span<const float> read_floats(const JsonField& field, const PlanReader& reader, std::int64_t size) {
+  const Tensor& tensor = reader.tensor(field);
+  if (tensor.dtype != DType::kF32 || std::ssize(tensor.floats()) != size) {
+    field.fail(cat("an F32 tensor of ", size, " values"), cat(field.string(), " of ", tensor.bytes.size(), " bytes"));
+  }
+  return tensor.floats();
+}
+
+Linear read_matrix(const JsonField& field, const PlanReader& reader, const std::string& name) {
+  field.only({"n", "k", "format", "tensor", "scales", "zeros"});
+  Linear linear;
+  linear.name = name;
+  linear.n = dimension(field.at("n"));
+  linear.k = dimension(field.at("k"));
+  const std::int64_t n = linear.n;
+  const std::int64_t k = linear.k;
+  const JsonField format = field.at("format");
+  const JsonField tensor = field.at("tensor");
+  Matrix& matrix = linear.matrix;
+  const std::string& text = format.string();
+  const std::int64_t k_blocks = (k + 127) / 128;
+  if (text == "bf16") {
+    matrix = {MatrixFormat::kBf16, read_bytes(tensor, reader, 2 * n * k), {}, {}};
+  } else if (text == "fp8" || text == "int8") {
+    matrix = {text == "fp8" ? MatrixFormat::kFp8 : MatrixFormat::kInt8,
+              read_bytes(tensor, reader, n * k),
+              read_floats(field.at("scales"), reader, n),
+              {}};
+  } else if (text == "fp8_block") {
+    matrix = {MatrixFormat::kFp8Block,
+              read_bytes(tensor, reader, n * k),
+              read_floats(field.at("scales"), reader, (n + 127) / 128 * k_blocks),
+              {}};
+  } else if (text == "int4") {
+    if (k % 128 != 0) format.fail("another format, as k is no multiple of 128");
+    matrix = {MatrixFormat::kInt4, read_bytes(tensor, reader, n * k / 2),
+              read_floats(field.at("scales"), reader, n * k_blocks),
+              read_floats(field.at("zeros"), reader, n * k_blocks)};
+  } else {
+    format.fail("bf16, fp8, fp8_block, int8 or int4");
+  }
+  return linear;
+}
+
+void read_tactics(const JsonField& root, PlanReader& reader) {
+  const JsonField tactics = root.at("tactics");
+  for (const auto& [name, json] : tactics.object()) {
+    const JsonField field(json, cat(tactics.path(), "[\"", name, "\"]"));
+    Linear* linear = reader.find_linear(name);
+    if (linear == nullptr) field.fail("the name of a linear");
+    for (std::size_t i = 0; i < field.size(); ++i) {
+      const JsonField entry = field[i];
+      entry.only({"max_rows", "kernel"});
+      Tactic tactic;
+      const std::int64_t least = linear->tactics.empty() ? 1 : linear->tactics.back().max_rows + 1;
+      tactic.max_rows = static_cast<int>(entry.at("max_rows").integer(least, kMaxTokens));
+      tactic.kernel = entry.at("kernel").string();
+      linear->tactics.push_back(std::move(tactic));
+    }
+  }
+}
+
 void read_linears(const JsonField& root, PlanReader& reader) {
   const JsonField linears = root.at("linears");
   for (const auto& [name, json] : linears.object()) {
     const JsonField field(json, cat(linears.path(), "[\"", name, "\"]"));
+    if (reader.plan().target == Target::kCuda) {
+      reader.add_linear(read_matrix(field, reader, name));
+      continue;
+    }
     field.only({"n", "k", "segments"});
     Linear linear;
     linear.name = name;
@@ -212,19 +309,31 @@ void PlanReader::add_linear(Linear linear) {
   plan_.linears.push_back(std::move(linear));
 }
 
+Linear* PlanReader::find_linear(const std::string& name) {
+  const auto it = linear_index_.find(name);
+  return it == linear_index_.end() ? nullptr : &plan_.linears[it->second];
+}
+
 Plan parse_plan(const SafeTensors& file) {
   const Json json = Json::parse(file.metadata("plan"), cat(file.name(), ": plan"));
   const JsonField root(json, cat(file.name(), ": plan"));
-  check_target(root);
-  root.only({"version", "target", "vocab_size", "hidden_size", "max_seq_len", "max_num_tokens", "max_batch_size",
-             "arena_bytes", "buffers", "rope", "kv", "linears", "ops"});
   Plan plan;
+  plan.target = read_target(root);
+  if (plan.target == Target::kCuda) {
+    root.only({"version", "target", "vocab_size", "hidden_size", "max_seq_len", "max_num_tokens", "max_batch_size",
+               "arena_bytes", "buffers", "rope", "kv", "linears", "ops", "sm", "tp", "tactics"});
+    read_device(root, plan);
+  } else {
+    root.only({"version", "target", "vocab_size", "hidden_size", "max_seq_len", "max_num_tokens", "max_batch_size",
+               "arena_bytes", "buffers", "rope", "kv", "linears", "ops"});
+  }
   PlanReader reader(file, plan);
   read_shape(root, plan);
   read_buffers(root, plan);
   read_rope(root, reader);
   read_kv(root, plan);
   read_linears(root, reader);
+  if (plan.target == Target::kCuda) read_tactics(root, reader);
   const JsonField ops = root.at("ops");
   for (std::size_t i = 0; i < ops.size(); ++i) plan.ops.push_back(read_op(reader, ops[i]));
   check_dataflow(plan, ops.path());

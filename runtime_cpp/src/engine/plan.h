@@ -14,12 +14,19 @@ namespace aotllm {
 /// The version of `docs/engine_format.md` that this runtime reads.
 inline constexpr int kPlanVersion = 1;
 
-/// An intermediate of a step: float32 [max_num_tokens, width] in the arena.
+/// Where an engine runs.
+enum class Target : std::uint8_t { kCpu, kCuda };
+
+/// An intermediate of a step in the arena: float32 [max_num_tokens, width]; target cuda: bf16, rows rounded up to
+/// kDeviceRowStep.
 struct Buffer {
   std::string name;
   int width = 0;
-  std::int64_t offset = 0;  ///< bytes, a multiple of 64
+  std::int64_t offset = 0;  ///< bytes, a multiple of 64; target cuda: of 256
 };
+
+/// Buffers of target cuda have a multiple of this many rows: what a tile of a GEMM may read.
+inline constexpr int kDeviceRowStep = 128;
 
 /// A segment and its place in the linear.
 struct LinearSegment {
@@ -28,7 +35,24 @@ struct LinearSegment {
   int panel_begin = 0;  ///< panels are numbered through all segments
 };
 
-/// A packed matrix, y[n] = W[n, k] · x[k].
+/// How target cuda stores a matrix (`docs/engine_format.md`).
+enum class MatrixFormat : std::uint8_t { kBf16, kFp8, kFp8Block, kInt8, kInt4 };
+
+/// A matrix of target cuda, rows contiguous along k.
+struct Matrix {
+  MatrixFormat format = MatrixFormat::kBf16;
+  std::span<const std::uint8_t> data;
+  std::span<const float> scales;
+  std::span<const float> zeros;  ///< kInt4
+};
+
+/// The kernel for launches of at most `max_rows` rows, e.g. "skinny.8".
+struct Tactic {
+  int max_rows = 0;
+  std::string kernel;
+};
+
+/// A matrix, y[n] = W[n, k] · x[k]: packed in segments (target cpu) or whole (target cuda).
 struct Linear {
   std::string name;
   int n = 0;
@@ -37,6 +61,8 @@ struct Linear {
   bool has_float = false;  ///< some segment reads float activations
   bool has_block = false;  ///< some segment reads quantized activations
   std::vector<LinearSegment> segments;
+  Matrix matrix;
+  std::vector<Tactic> tactics;  ///< by max_rows, ascending; target cuda
 };
 
 struct RopeTable {
@@ -57,14 +83,23 @@ struct KvGroup {
   std::vector<int> layers;
 };
 
+/// Elements of the KV cache of target cuda.
+enum class DeviceKvType : std::uint8_t { kBf16, kFp8 };
+
 struct KvPlan {
-  cpu::KvType dtype = cpu::KvType::kF32;
+  Target target = Target::kCpu;
+  cpu::KvType dtype = cpu::KvType::kF32;            ///< target cpu
+  DeviceKvType device_dtype = DeviceKvType::kBf16;  ///< target cuda
   int tokens_per_block = 0;
   std::vector<KvLayer> layers;
   std::vector<KvGroup> groups;  ///< as ModelShape::kv_groups
 
   /// Bytes of K (or of V) of one block of a layer.
   std::int64_t block_bytes(const KvLayer& layer) const noexcept {
+    if (target == Target::kCuda) {
+      const int element = device_dtype == DeviceKvType::kBf16 ? 2 : 1;
+      return std::int64_t{element} * layer.num_kv_heads * layer.head_dim * tokens_per_block;
+    }
     return layer.num_kv_heads * static_cast<std::int64_t>(cpu::kv_head_bytes(dtype, layer.head_dim, tokens_per_block));
   }
 };
@@ -85,6 +120,7 @@ struct EmbeddingOp {
   int out = 0;
   int linear = 0;
   float scale = 1.0f;
+  int vocab_begin = 0;  ///< first row of the table that this rank holds
 };
 
 struct NormQkvRopeOp {
@@ -120,6 +156,7 @@ struct LinearResidualOp {
   std::span<const float> bias;       ///< [n]
   std::span<const float> post_norm;  ///< [n]
   float eps = 0.0f;
+  bool all_reduce = false;  ///< the product is summed over the ranks first
 };
 
 struct NormSwigluOp {
@@ -129,8 +166,10 @@ struct NormSwigluOp {
   std::span<const float> norm;  ///< [k]
   int gate = 0;
   int up = 0;
-  std::span<const float> gate_bias;  ///< [n]
-  std::span<const float> up_bias;    ///< [n]
+  int gate_up = 0;                      ///< target cuda: both in one linear, interleaved by 8 rows
+  std::span<const float> gate_bias;     ///< [n]
+  std::span<const float> up_bias;       ///< [n]
+  std::span<const float> gate_up_bias;  ///< [2n], as gate_up
   cpu::Activation activation = cpu::Activation::kSilu;
 };
 
@@ -147,6 +186,10 @@ using Op = std::variant<EmbeddingOp, NormQkvRopeOp, PagedAttentionOp, LinearResi
 
 /// The program of a step. Views point into the mapped file.
 struct Plan {
+  Target target = Target::kCpu;
+  int sm = 0;  ///< target cuda: compute capability, e.g. 90
+  int tp_size = 1;
+  int tp_rank = 0;
   int vocab_size = 0;
   int hidden_size = 0;
   int max_seq_len = 0;
@@ -159,7 +202,10 @@ struct Plan {
   std::vector<Linear> linears;
   std::vector<Op> ops;
 
+  /// Rows of a buffer of target cuda.
+  int device_rows() const noexcept { return (max_num_tokens + kDeviceRowStep - 1) / kDeviceRowStep * kDeviceRowStep; }
   std::int64_t buffer_bytes(const Buffer& buffer) const noexcept {
+    if (target == Target::kCuda) return std::int64_t{2} * device_rows() * buffer.width;
     return std::int64_t{4} * max_num_tokens * buffer.width;
   }
 };

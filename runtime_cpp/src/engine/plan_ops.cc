@@ -51,14 +51,27 @@ Heads read_heads(const JsonField& op, const Plan& plan, int& layer_index) {
   return heads;
 }
 
+void check_format(const JsonField& field, const Linear& linear, MatrixFormat format) {
+  if (linear.matrix.format != format) field.fail("a linear in bf16");
+}
+
 Op read_embedding(PlanReader& reader, const JsonField& op) {
-  op.only({"op", "out", "linear", "scale"});
   const Plan& plan = reader.plan();
+  const bool device = plan.target == Target::kCuda;
+  if (device) {
+    op.only({"op", "out", "linear", "scale", "vocab_begin"});
+  } else {
+    op.only({"op", "out", "linear", "scale"});
+  }
   EmbeddingOp e;
   e.out = reader.buffer(op.at("out"), plan.hidden_size);
   e.linear = linear_of(reader, op.at("linear"), plan, e.out);
-  check_rows(op.at("linear"), plan.linears[e.linear], plan.vocab_size);
+  check_rows(op.at("linear"), plan.linears[e.linear], plan.vocab_size / plan.tp_size);
   e.scale = factor(op.at("scale"));
+  if (const auto begin = op.optional("vocab_begin")) {
+    e.vocab_begin = static_cast<int>(begin->integer(0, plan.vocab_size - 1));
+  }
+  if (device) check_format(op.at("linear"), plan.linears[e.linear], MatrixFormat::kBf16);
   return e;
 }
 
@@ -105,8 +118,12 @@ Op read_paged_attention(PlanReader& reader, const JsonField& op) {
 }
 
 Op read_linear_residual(PlanReader& reader, const JsonField& op) {
-  op.only({"op", "in", "residual", "out", "linear", "bias", "post_norm", "eps"});
   const Plan& plan = reader.plan();
+  if (plan.target == Target::kCuda) {
+    op.only({"op", "in", "residual", "out", "linear", "bias", "post_norm", "eps", "all_reduce"});
+  } else {
+    op.only({"op", "in", "residual", "out", "linear", "bias", "post_norm", "eps"});
+  }
   LinearResidualOp l;
   l.in = reader.buffer(op.at("in"));
   l.linear = linear_of(reader, op.at("linear"), plan, l.in);
@@ -116,6 +133,7 @@ Op read_linear_residual(PlanReader& reader, const JsonField& op) {
   l.bias = reader.optional_vector(op, "bias", n);
   l.post_norm = reader.optional_vector(op, "post_norm", n);
   if (!l.post_norm.empty()) l.eps = eps(op.at("eps"));
+  if (const auto all_reduce = op.optional("all_reduce")) l.all_reduce = all_reduce->boolean();
   return l;
 }
 
@@ -128,15 +146,18 @@ void check_panel_rows(const JsonField& field, const Linear& linear) {
   }
 }
 
-Op read_norm_swiglu(PlanReader& reader, const JsonField& op) {
-  op.only({"op", "in", "out", "eps", "norm", "gate", "up", "gate_bias", "up_bias", "activation"});
+void read_gate_and_up(PlanReader& reader, const JsonField& op, NormSwigluOp& s) {
   const Plan& plan = reader.plan();
-  NormSwigluOp s;
-  s.in = reader.buffer(op.at("in"));
-  s.out = reader.buffer(op.at("out"));
   const int n = plan.buffers[s.out].width;
-  s.eps = eps(op.at("eps"));
-  s.norm = reader.vector(op.at("norm"), plan.buffers[s.in].width);
+  if (plan.target == Target::kCuda) {
+    op.only({"op", "in", "out", "eps", "norm", "gate_up", "gate_up_bias", "activation"});
+    s.gate_up = linear_of(reader, op.at("gate_up"), plan, s.in);
+    if (n % 8 != 0) op.at("out").fail("a buffer whose width is a multiple of 8");
+    check_rows(op.at("gate_up"), plan.linears[s.gate_up], std::int64_t{2} * n);
+    s.gate_up_bias = reader.optional_vector(op, "gate_up_bias", std::int64_t{2} * n);
+    return;
+  }
+  op.only({"op", "in", "out", "eps", "norm", "gate", "up", "gate_bias", "up_bias", "activation"});
   s.gate = linear_of(reader, op.at("gate"), plan, s.in);
   s.up = linear_of(reader, op.at("up"), plan, s.in);
   check_rows(op.at("gate"), plan.linears[s.gate], n);
@@ -145,6 +166,16 @@ Op read_norm_swiglu(PlanReader& reader, const JsonField& op) {
   check_panel_rows(op.at("up"), plan.linears[s.up]);
   s.gate_bias = reader.optional_vector(op, "gate_bias", n);
   s.up_bias = reader.optional_vector(op, "up_bias", n);
+}
+
+Op read_norm_swiglu(PlanReader& reader, const JsonField& op) {
+  const Plan& plan = reader.plan();
+  NormSwigluOp s;
+  s.in = reader.buffer(op.at("in"));
+  s.out = reader.buffer(op.at("out"));
+  s.eps = eps(op.at("eps"));
+  s.norm = reader.vector(op.at("norm"), plan.buffers[s.in].width);
+  read_gate_and_up(reader, op, s);
   const JsonField activation = op.at("activation");
   if (activation.string() == "gelu_tanh") {
     s.activation = cpu::Activation::kGeluTanh;
@@ -162,10 +193,11 @@ Op read_lm_head(PlanReader& reader, const JsonField& op) {
   h.eps = eps(op.at("eps"));
   h.norm = reader.vector(op.at("norm"), plan.hidden_size);
   h.linear = linear_of(reader, op.at("linear"), plan, h.in);
+  const int rows = plan.vocab_size / plan.tp_size;  // of this rank
   op.at("vocab_size").integer(plan.vocab_size, plan.vocab_size);
-  check_rows(op.at("linear"), plan.linears[h.linear], plan.vocab_size);
+  check_rows(op.at("linear"), plan.linears[h.linear], rows);
   h.softcap = softcap(op.at("softcap"));
-  h.bias = reader.optional_vector(op, "bias", plan.vocab_size);
+  h.bias = reader.optional_vector(op, "bias", rows);
   return h;
 }
 

@@ -31,6 +31,8 @@ class PlanReader {
   /// Index of the linear named by `field`.
   int linear(const JsonField& field) const;
   void add_linear(Linear linear);
+  /// Null where there is none of this name.
+  Linear* find_linear(const std::string& name);
 
   const SafeTensors& file() const noexcept { return file_; }
 

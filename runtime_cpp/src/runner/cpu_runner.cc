@@ -27,6 +27,13 @@ int resolve_threads(int num_threads) {
   return num_threads == 0 ? default_num_threads() : num_threads;
 }
 
+Engine checked(Engine engine) {
+  if (engine.plan().target != Target::kCpu) {
+    throw Error(ErrorKind::kEngineIncompatible, "the engine is not for target cpu; build it with --target cpu");
+  }
+  return engine;
+}
+
 std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
   std::vector<std::vector<QkvUnit>> units(plan.kv.layers.size());
   for (const Op& op : plan.ops) {
@@ -40,7 +47,7 @@ std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
 
 struct CpuRunner::Impl {
   Impl(Engine engine_in, const CpuRunnerOptions& options)
-      : engine(std::move(engine_in)),
+      : engine(checked(std::move(engine_in))),
         kernels(options.kernels != nullptr ? *options.kernels : cpu::kernels()),
         units(layer_units(engine.plan())),
         pool(resolve_threads(options.num_threads)),

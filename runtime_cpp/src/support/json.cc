@@ -77,6 +77,12 @@ const std::string& JsonField::string() const {
   return *v;
 }
 
+bool JsonField::boolean() const {
+  const auto* v = std::get_if<bool>(&json_->value());
+  if (v == nullptr) fail("true or false");
+  return *v;
+}
+
 const Json::Object& JsonField::object() const {
   const auto* v = std::get_if<Json::Object>(&json_->value());
   if (v == nullptr) fail("an object");

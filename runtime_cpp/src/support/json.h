@@ -64,6 +64,7 @@ class JsonField {
   /// A finite number in [min, max].
   double number(double min, double max) const;
   const std::string& string() const;
+  bool boolean() const;
   const Json::Object& object() const;
 
   std::size_t size() const;                                       ///< of an array

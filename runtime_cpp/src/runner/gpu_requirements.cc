@@ -1,0 +1,52 @@
+#include "runner/gpu_requirements.h"
+
+#include "aotllm/errors.h"
+#include "support/strings.h"
+
+namespace aotllm {
+namespace {
+
+std::string version_text(int version) {
+  return cat(version / 1000, '.', version % 1000 / 10);
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorKind::kEngineIncompatible, message);
+}
+
+void check_driver(const GpuMachine& machine) {
+  if (machine.driver_version == 0) {
+    refuse(
+        "the engine needs an NVIDIA GPU, and no NVIDIA driver is installed here; build it with --target cpu or run "
+        "it on a machine with a GPU");
+  }
+  if (machine.driver_version / 1000 < machine.runtime_version / 1000) {
+    refuse(cat("the engine needs a driver for CUDA ", machine.runtime_version / 1000, ", the one here is for CUDA ",
+               version_text(machine.driver_version), "; install a newer NVIDIA driver"));
+  }
+}
+
+}  // namespace
+
+void check_gpu_requirements(const GpuMachine& machine, int ordinal, int sm) {
+  if (sm != kKernelSm) {
+    refuse(cat("the engine is for SM", sm, ", this build of aotllm has kernels for SM", kKernelSm,
+               " only; build the engine with --sm ", kKernelSm, " and run it on such a GPU"));
+  }
+  check_driver(machine);
+  if (machine.device_count == 0) {
+    refuse(
+        "the engine needs an NVIDIA GPU, and the driver finds none; build it with --target cpu, or check "
+        "CUDA_VISIBLE_DEVICES");
+  }
+  if (ordinal < 0 || ordinal >= machine.device_count) {
+    throw Error(ErrorKind::kInvalidRequest, cat("device: expected 0 to ", machine.device_count - 1, ", got ", ordinal),
+                "device");
+  }
+  if (machine.sm != sm) {
+    refuse(cat("the engine is for SM", sm, ", device ", ordinal, " has SM", machine.sm, " (", machine.name,
+               "); run it on an SM", sm, " GPU"));
+  }
+}
+
+}  // namespace aotllm
