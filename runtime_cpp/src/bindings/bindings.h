@@ -8,7 +8,7 @@ namespace aotllm {
 void bind_errors(pybind11::module_& module);
 void bind_constraint(pybind11::module_& module);
 void bind_adapter(pybind11::module_& module);
-void bind_cpu_runner(pybind11::module_& module);
+void bind_runners(pybind11::module_& module);
 void bind_stats(pybind11::module_& module);
 void bind_manager(pybind11::module_& module);
 

@@ -11,12 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "aotllm/cpu_runner.h"
 #include "aotllm/errors.h"
 #include "aotllm/gpt_manager.h"
+#include "aotllm/make_runner.h"
 #include "bindings/bindings.h"
 #include "runner/oracle_runner.h"
-#include "support/free_memory.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -35,6 +34,12 @@ using ManagerHolder = std::unique_ptr<GptManager, DeleteWithoutGil>;
 
 /// A manager's config with what its draft proposer is made of.
 struct PyManagerConfig : ManagerConfig {
+  std::int32_t device = 0;
+  std::vector<std::int32_t> devices;
+  bool deterministic = false;
+  std::string cublaslt;
+  std::string tactics;
+
   std::string speculative = "none";
   std::int32_t ngram_min = 3;
   std::int32_t ngram_max = 4;
@@ -73,13 +78,26 @@ const char* name_of(const Names<T>& names, T value) {
 
 /// KV blocks of a draft engine: as many sequences of full length as the manager may run, within the draft's own limits
 /// and a tenth of the free memory.
-std::int32_t draft_blocks(const ModelShape& draft) {
+std::int32_t draft_blocks(const ModelRunner& runner) {
+  const ModelShape& draft = runner.shape();
   std::int64_t bytes_per_block = 0;
   for (const KvGroupShape& group : draft.kv_groups) bytes_per_block += group.bytes_per_block;
   const std::int64_t wanted =
       std::int64_t{(draft.max_seq_len + draft.tokens_per_block - 1) / draft.tokens_per_block} * draft.max_batch_size;
-  const std::int64_t room = free_memory().value_or(INT64_MAX) / 10 / std::max<std::int64_t>(bytes_per_block, 1);
+  const std::int64_t room =
+      runner.free_memory().device_bytes.value_or(INT64_MAX) / 10 / std::max<std::int64_t>(bytes_per_block, 1);
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(std::min(wanted, room), 1, INT32_MAX));
+}
+
+RunnerOptions runner_options(const PyManagerConfig& config) {
+  RunnerOptions options;
+  options.num_threads = config.num_threads;
+  options.device = config.device;
+  options.devices = config.devices;
+  options.deterministic = config.deterministic;
+  options.cublaslt = config.cublaslt;
+  options.tactics = config.tactics;
+  return options;
 }
 
 std::unique_ptr<DraftProposer> make_proposer(const PyManagerConfig& config, const ModelShape& shape) {
@@ -95,21 +113,23 @@ std::unique_ptr<DraftProposer> make_proposer(const PyManagerConfig& config, cons
                 cat("speculative is \"", config.speculative, "\"; it must be one of none, ngram, draft"),
                 "speculative");
   }
-  auto runner =
-      std::make_unique<CpuRunner>(Engine::load(config.draft_rank_file), CpuRunnerOptions{config.num_threads, nullptr});
+  RunnerOptions options = runner_options(config);
+  if (!options.devices.empty()) options.device = options.devices.front();
+  options.devices.clear();  // the draft engine may have another number of ranks
+  auto runner = make_runner(config.draft_rank_file, options);
   if (runner->shape().vocab_size != shape.vocab_size) {
     throw Error(ErrorKind::kEngineIncompatible,
                 cat("the draft engine has ", runner->shape().vocab_size, " tokens and the engine ", shape.vocab_size,
                     "; they must have the same tokenizer"));
   }
-  const std::int32_t num_blocks = draft_blocks(runner->shape());
+  const std::int32_t num_blocks = draft_blocks(*runner);
   return make_engine_proposer(std::move(runner), num_blocks);
 }
 
 /// Lets the GIL go itself: a call guard would cover pybind11's registration of the new object, too.
 ManagerHolder make_manager(const std::string& rank_file, const PyManagerConfig& config) {
   const py::gil_scoped_release release;
-  auto runner = std::make_unique<CpuRunner>(Engine::load(rank_file), CpuRunnerOptions{config.num_threads, nullptr});
+  auto runner = make_runner(rank_file, runner_options(config));
   auto proposer = make_proposer(config, runner->shape());
   return ManagerHolder(new GptManager(std::move(runner), config, std::move(proposer)));
 }
@@ -261,6 +281,11 @@ void bind_config(py::module_& module) {
   py::class_<PyManagerConfig>(module, "ManagerConfig", "Limits of a manager; 0 takes the engine's.")
       .def(py::init<>())
       .def_readwrite("num_threads", &PyManagerConfig::num_threads)
+      .def_readwrite("device", &PyManagerConfig::device)
+      .def_readwrite("devices", &PyManagerConfig::devices)
+      .def_readwrite("deterministic", &PyManagerConfig::deterministic)
+      .def_readwrite("cublaslt", &PyManagerConfig::cublaslt)
+      .def_readwrite("tactics", &PyManagerConfig::tactics)
       .def_readwrite("num_kv_blocks", &PyManagerConfig::num_kv_blocks)
       .def_readwrite("kv_cache_tokens", &PyManagerConfig::kv_cache_tokens)
       .def_readwrite("kv_cache_bytes", &PyManagerConfig::kv_cache_bytes)

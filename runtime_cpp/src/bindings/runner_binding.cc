@@ -1,0 +1,192 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "aotllm/adapter.h"
+#include "aotllm/cpu_runner.h"
+#ifdef AOTLLM_HAS_CUDA
+#include "aotllm/cuda_tuner.h"
+#endif
+#include "aotllm/errors.h"
+#include "aotllm/make_runner.h"
+#include "bindings/bindings.h"
+#include "support/strings.h"
+
+namespace aotllm {
+namespace {
+
+namespace py = pybind11;
+
+LogitsMode parse_logits_mode(const std::string& name) {
+  if (name == "none") return LogitsMode::kNone;
+  if (name == "last") return LogitsMode::kLast;
+  if (name == "all") return LogitsMode::kAll;
+  throw Error(ErrorKind::kInvalidRequest, cat("logits: expected none, last or all, got \"", name, '"'), "logits");
+}
+
+void check_length(const char* param, std::size_t length, std::size_t sequences) {
+  if (length == sequences) return;
+  throw Error(ErrorKind::kInvalidRequest,
+              cat(param, ": expected one entry for each of the ", sequences, " sequences, got ", length), param);
+}
+
+/// Hands the logits to numpy without a copy.
+py::array_t<float> to_array(StepOutputs outputs) {
+  const py::ssize_t shape[] = {outputs.rows(), outputs.vocab_size};
+  auto data = std::make_unique<std::vector<float>>(std::move(outputs.logits));
+  float* values = data->data();
+  const py::capsule owner(data.get(), [](void* p) { delete static_cast<std::vector<float>*>(p); });
+  data.release();
+  return py::array_t<float>(shape, values, owner);
+}
+
+/// A runner behind a lock: steps release the GIL, and Python may call from several threads.
+class PyRunner {
+ public:
+  PyRunner(std::unique_ptr<ModelRunner> runner, std::int32_t num_blocks)
+      : runner_(std::move(runner)), num_blocks_(num_blocks) {
+    KvAllocation allocation;
+    allocation.device_blocks.fill(num_blocks);
+    runner_->allocate_kv(allocation);
+  }
+
+  const ModelShape& shape() const noexcept { return runner_->shape(); }
+  std::int32_t num_blocks() const noexcept { return num_blocks_; }
+
+  py::array_t<float> step(const std::vector<std::vector<TokenId>>& tokens,
+                          const std::vector<std::int32_t>& start_positions,
+                          const std::vector<std::vector<BlockId>>& block_tables, const std::vector<std::string>& logits,
+                          const std::vector<AdapterId>& adapters) {
+    check_length("start_positions", start_positions.size(), tokens.size());
+    check_length("block_tables", block_tables.size(), tokens.size());
+    check_length("logits", logits.size(), tokens.size());
+    if (!adapters.empty()) check_length("adapters", adapters.size(), tokens.size());
+    std::vector<SequenceStep> sequences;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      SequenceStep& sequence = sequences.emplace_back();
+      sequence.tokens = tokens[i];
+      sequence.start_position = start_positions[i];
+      sequence.block_tables.fill(block_tables[i]);  // one table for all groups
+      sequence.logits = parse_logits_mode(logits[i]);
+      sequence.adapter = adapters.empty() ? 0 : adapters[i];
+    }
+    StepOutputs outputs;
+    {
+      const py::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
+      runner_->step(sequences, outputs);
+    }
+    return to_array(std::move(outputs));
+  }
+
+  void load_adapter(AdapterId id, const Adapter& adapter) {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    runner_->load_adapter(id, adapter);
+  }
+
+  void unload_adapter(AdapterId id) {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    runner_->unload_adapter(id);
+  }
+
+  std::int64_t adapter_bytes() {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    return runner_->adapter_bytes();
+  }
+
+ private:
+  std::unique_ptr<ModelRunner> runner_;
+  std::int32_t num_blocks_;
+  std::mutex mutex_;
+};
+
+class PyCpuRunner : public PyRunner {
+ public:
+  PyCpuRunner(const std::string& rank_file, std::int32_t num_blocks, int num_threads)
+      : PyRunner(std::make_unique<CpuRunner>(Engine::load(rank_file), CpuRunnerOptions{num_threads, nullptr}),
+                 num_blocks) {}
+};
+
+#ifdef AOTLLM_HAS_CUDA
+class PyCudaRunner : public PyRunner {
+ public:
+  PyCudaRunner(const std::string& rank_file, std::int32_t num_blocks, const RunnerOptions& options)
+      : PyRunner(make_runner(rank_file, options), num_blocks) {}
+};
+#endif
+
+}  // namespace
+
+void bind_runners(py::module_& module) {
+  py::class_<PyRunner>(module, "Runner", "Steps of an engine without the manager: scoring, tests, benchmarks.")
+      .def_property_readonly("vocab_size", [](const PyRunner& self) { return self.shape().vocab_size; })
+      .def_property_readonly("tokens_per_block", [](const PyRunner& self) { return self.shape().tokens_per_block; })
+      .def_property_readonly("max_seq_len", [](const PyRunner& self) { return self.shape().max_seq_len; })
+      .def_property_readonly("max_num_tokens", [](const PyRunner& self) { return self.shape().max_num_tokens; })
+      .def_property_readonly("num_blocks", &PyRunner::num_blocks)
+      .def(
+          "step", &PyRunner::step, py::arg("tokens"), py::arg("start_positions"), py::arg("block_tables"),
+          py::arg("logits"), py::arg("adapters") = std::vector<AdapterId>{},
+          "One step over several sequences; `logits` per sequence: none | last | all; `adapters` per sequence: id of a "
+          "loaded adapter, 0 = none. Returns [rows, vocab_size].")
+      .def("load_adapter", &PyRunner::load_adapter, py::arg("adapter_id"), py::arg("adapter"))
+      .def("unload_adapter", &PyRunner::unload_adapter, py::arg("adapter_id"))
+      .def_property_readonly("adapter_bytes", &PyRunner::adapter_bytes);
+
+  py::class_<PyCpuRunner, PyRunner>(module, "CpuRunner", "Runs engines of target cpu.")
+      .def(py::init<const std::string&, std::int32_t, int>(), py::arg("rank_file"), py::arg("num_blocks"),
+           py::arg("num_threads") = 0, py::call_guard<py::gil_scoped_release>());
+
+#ifdef AOTLLM_HAS_CUDA
+  py::class_<PyCudaRunner, PyRunner>(module, "CudaRunner", "Runs engines of target cuda.")
+      .def(py::init([](const std::string& rank_file, std::int32_t num_blocks, int device, bool deterministic,
+                       bool graphs, const std::string& cublaslt, const std::string& tactics,
+                       const std::vector<int>& devices) {
+             RunnerOptions options;
+             options.device = device;
+             options.devices = devices;
+             options.deterministic = deterministic;
+             options.graphs = graphs;
+             options.cublaslt = cublaslt;
+             options.tactics = tactics;
+             return std::make_unique<PyCudaRunner>(rank_file, num_blocks, options);
+           }),
+           py::arg("rank_file"), py::arg("num_blocks"), py::arg("device") = 0, py::arg("deterministic") = false,
+           py::arg("graphs") = true, py::arg("cublaslt") = "", py::arg("tactics") = "",
+           py::arg("devices") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>());
+
+  module.def(
+      "tune",
+      [](const std::string& rank_file, int device, const std::string& cublaslt) {
+        std::vector<TunedLinear> tuned;
+        {
+          const py::gil_scoped_release release;
+          tuned = tune(Engine::load(rank_file), {device, cublaslt});
+        }
+        py::list linears;
+        for (const TunedLinear& linear : tuned) {
+          py::list tactics;
+          for (const TunedLinear::Choice& choice : linear.choices) {
+            tactics.append(py::dict(py::arg("max_rows") = choice.max_rows, py::arg("kernel") = choice.kernel,
+                                    py::arg("seconds") = choice.seconds));
+          }
+          linears.append(py::dict(py::arg("format") = linear.format, py::arg("n") = linear.n, py::arg("k") = linear.k,
+                                  py::arg("tactics") = tactics));
+        }
+        return linears;
+      },
+      py::arg("rank_file"), py::arg("device") = 0, py::arg("cublaslt") = "",
+      "Times the kernels of an engine's linears on the GPU: the records of tactics.json.");
+#endif
+}
+
+}  // namespace aotllm

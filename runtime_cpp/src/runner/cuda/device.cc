@@ -1,0 +1,43 @@
+#include "runner/cuda/device.h"
+
+#include <cuda_runtime.h>
+
+#include "launch.h"
+#include "runner/gpu_requirements.h"
+
+namespace aotllm::cuda {
+namespace {
+
+GpuMachine machine_with(int ordinal) {
+  GpuMachine machine;
+  machine.runtime_version = CUDART_VERSION;
+  check(cudaDriverGetVersion(&machine.driver_version), "version of the driver");
+  // What fails without a driver, with one that is too old or without a device leaves none.
+  if (cudaGetDeviceCount(&machine.device_count) != cudaSuccess) machine.device_count = 0;
+  if (ordinal < 0 || ordinal >= machine.device_count) return machine;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, ordinal), "properties of the device");
+  machine.name = properties.name;
+  machine.sm = properties.major * 10 + properties.minor;
+  return machine;
+}
+
+}  // namespace
+
+Device open_device(int ordinal, int sm) {
+  check_gpu_requirements(machine_with(ordinal), ordinal, sm);
+  check(cudaSetDevice(ordinal), "choice of the device");
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check(cudaMemGetInfo(&free, &total), "memory of the device");
+  return {ordinal, sm, static_cast<std::int64_t>(total)};
+}
+
+std::int64_t free_device_bytes() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check(cudaMemGetInfo(&free, &total), "free memory of the device");
+  return static_cast<std::int64_t>(free);
+}
+
+}  // namespace aotllm::cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/plan.h"
+#include "gemm/cublaslt_library.h"
+#include "gemm/gemm.h"
+#include "runner/cuda/tactic_table.h"
+
+namespace aotllm::cuda {
+
+/// The kernels of all linears, each chosen by the number of rows as the plan's tactics say.
+class LinearKernels {
+ public:
+  LinearKernels(Workspace workspace, const std::string& cublaslt, bool deterministic, TacticTable tuned);
+
+  /// Makes the kernels of a linear in its place; returns its index. Throws Error(kEngineIncompatible) where no kernel
+  /// of this build takes it.
+  int add(const GemmProblem& problem, const Linear& linear);
+
+  void launch(int index, int m, const Stream& stream) const;
+
+  /// The kernel of this name for a problem; null where there is none or it does not take the problem.
+  std::unique_ptr<Gemm> make(const GemmProblem& problem, const std::string& kernel) const;
+
+ private:
+  struct Choice {
+    int max_rows = 0;
+    std::unique_ptr<Gemm> gemm;
+  };
+
+  std::unique_ptr<Gemm> make_any(const GemmProblem& problem, int rows) const;
+
+  Workspace workspace_;
+  bool deterministic_;
+  TacticTable tuned_;
+  std::shared_ptr<CublasLtLibrary> cublaslt_;  ///< null = not there
+  std::vector<std::vector<Choice>> choices_;
+};
+
+}  // namespace aotllm::cuda

@@ -1,0 +1,399 @@
+#include "runner/cuda/program.h"
+
+#include <algorithm>
+
+#include "aotllm/errors.h"
+#include "elementwise/elementwise.h"
+#include "runner/cuda/buckets.h"
+#include "runner/cuda/device.h"
+#include "sampling/sampling.h"
+#include "support/strings.h"
+
+namespace aotllm::cuda {
+namespace {
+
+WeightType weight_type(MatrixFormat format) {
+  switch (format) {
+    case MatrixFormat::kBf16:
+      return WeightType::kBf16;
+    case MatrixFormat::kFp8:
+      return WeightType::kFp8;
+    case MatrixFormat::kFp8Block:
+      return WeightType::kFp8Block;
+    case MatrixFormat::kInt8:
+      return WeightType::kInt8;
+    case MatrixFormat::kInt4:
+      return WeightType::kInt4;
+  }
+  throw Error(ErrorKind::kInternal, "a format of weights that is none");
+}
+
+bool takes_codes(const Linear& linear) {
+  return linear.matrix.format == MatrixFormat::kFp8 || linear.matrix.format == MatrixFormat::kFp8Block;
+}
+
+Activation activation_of(cpu::Activation activation) {
+  return activation == cpu::Activation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
+}
+
+/// The linear that an op multiplies by; -1 for ops without.
+struct LinearOf {
+  int operator()(const EmbeddingOp&) const { return -1; }
+  int operator()(const PagedAttentionOp&) const { return -1; }
+  int operator()(const NormSwigluOp& op) const { return op.gate_up; }
+  template <class AnyOp>
+  int operator()(const AnyOp& op) const {
+    return op.linear;
+  }
+};
+
+template <class T>
+T* zeroed(DeviceArray<T>& array) {
+  array.fill(0);
+  return array.data();
+}
+
+}  // namespace
+
+int head_rows(const Plan& plan) {
+  return (std::max(plan.max_batch_size, kMinHeadRows) + 7) / 8 * 8;
+}
+
+CommunicatorLimits communicator_limits(const Plan& plan) {
+  int width = 0;
+  for (const Op& op : plan.ops) {
+    const int index = std::visit(LinearOf{}, op);
+    if (const auto* embedding = std::get_if<EmbeddingOp>(&op)) {
+      width = std::max(width, plan.linears[static_cast<std::size_t>(embedding->linear)].k);
+    } else if (std::holds_alternative<LinearResidualOp>(op)) {
+      width = std::max(width, plan.linears[static_cast<std::size_t>(index)].n);
+    }
+  }
+  return {static_cast<std::size_t>(plan.device_rows()) * static_cast<std::size_t>(width),
+          static_cast<std::size_t>(head_rows(plan)) * static_cast<std::size_t>(plan.vocab_size)};
+}
+
+Program::Program(const Plan& plan, const WeightStore& weights, const ProgramOptions& options, Communicator* ranks)
+    : plan_(plan),
+      weights_(weights),
+      ranks_(ranks),
+      deterministic_(options.deterministic),
+      workspace_(kWorkspaceBytes),
+      kernels_({zeroed(workspace_), workspace_.size()}, options.cublaslt, options.deterministic,
+               TacticTable::parse(options.tactics)) {
+  if (plan.tp_size != (ranks == nullptr ? 1 : ranks->size())) {
+    throw Error(ErrorKind::kInternal, cat("a plan of ", plan.tp_size, " ranks is run by another number of them"));
+  }
+  head_rows_ = cuda::head_rows(plan);
+  reserve_scratch();
+  for (const Op& op : plan.ops) ops_.push_back({op, bind(op)});
+}
+
+void Program::reserve_scratch() {
+  const auto rows = static_cast<std::size_t>(plan_.device_rows());
+  std::size_t normed = 0;
+  std::size_t codes = 0;
+  std::size_t product = 0;
+  for (const Op& op : plan_.ops) {
+    const int index = std::visit(LinearOf{}, op);
+    if (index < 0) continue;
+    const Linear& linear = plan_.linears[static_cast<std::size_t>(index)];
+    const auto k = static_cast<std::size_t>(linear.k);
+    std::size_t& width = takes_codes(linear) ? codes : normed;
+    width = std::max(width, k);
+    const auto* residual = std::get_if<LinearResidualOp>(&op);
+    const bool is_added_later = residual != nullptr && (sums_ranks(*residual) || !residual->post_norm.empty());
+    if (std::holds_alternative<NormQkvRopeOp>(op) || is_added_later) {
+      product = std::max(product, static_cast<std::size_t>(linear.n));
+    }
+  }
+  const auto head = static_cast<std::size_t>(head_rows_);
+  arena_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(plan_.arena_bytes));
+  normed_ = DeviceArray<Bf16>(rows * normed);
+  codes_ = DeviceArray<std::uint8_t>(rows * codes);
+  code_scales_ = DeviceArray<float>(codes == 0 ? 0 : rows * ((codes + 127) / 128));
+  product_ = DeviceArray<Bf16>(rows * product);
+  head_input_ = DeviceArray<Bf16>(head * static_cast<std::size_t>(plan_.hidden_size));
+  logits_ = DeviceArray<float>(head * static_cast<std::size_t>(plan_.vocab_size / plan_.tp_size));
+  sampling_workspace_ = DeviceArray<std::uint8_t>(sampling_workspace_bytes(head_rows_, plan_.vocab_size));
+  // What no step has written yet is read by tiles that reach beyond the rows of a step.
+  for (DeviceArray<Bf16>* array : {&normed_, &product_, &head_input_}) array->fill(0);
+  arena_.fill(0);
+  codes_.fill(0);
+  code_scales_.fill(0);
+  logits_.fill(0);
+  sampling_workspace_.fill(0);
+
+  std::size_t attention = 0;
+  for (const Op& op : plan_.ops) {
+    const auto* paged = std::get_if<PagedAttentionOp>(&op);
+    if (paged == nullptr || deterministic_) continue;
+    const int most = batch_bucket(std::min(plan_.max_batch_size, plan_.max_num_tokens));
+    for (int queries = 1; queries <= most; queries = batch_bucket(queries + 1)) {
+      for (int context = 1;; context = context_bucket(context, plan_.max_seq_len) + 1) {
+        const int bucket = context_bucket(context, plan_.max_seq_len);
+        const Heads& h = paged->heads;
+        const int split = decode_split_tokens(queries, h.num_kv_heads, bucket, plan_.kv.tokens_per_block);
+        attention = std::max(attention, decode_workspace_bytes(queries, h.num_heads, h.head_dim, bucket, split));
+        if (bucket >= plan_.max_seq_len) break;
+      }
+    }
+  }
+  attention_workspace_ = DeviceArray<std::uint8_t>(attention);
+  attention_workspace_.fill(0);
+}
+
+Program::Bf16* Program::buffer(int index) const {
+  return reinterpret_cast<Bf16*>(arena_.data() + plan_.buffers[static_cast<std::size_t>(index)].offset);
+}
+
+/// A linear that reads `bf16_input`, or its codes.
+GemmProblem Program::problem(int index, const void* bf16_input) const {
+  const Linear& linear = plan_.linears[static_cast<std::size_t>(index)];
+  GemmProblem p;
+  p.w = {weight_type(linear.matrix.format),
+         linear.n,
+         linear.k,
+         weights_.find(linear.matrix.data),
+         weights_.find(linear.matrix.scales),
+         weights_.find(linear.matrix.zeros)};
+  p.x = takes_codes(linear) ? static_cast<const void*>(codes_.data()) : bf16_input;
+  p.x_scales = takes_codes(linear) ? code_scales_.data() : nullptr;
+  p.max_m = plan_.device_rows();
+  return p;
+}
+
+/// Makes the kernels of an op's linear.
+int Program::bind(const Op& op) {
+  const int index = std::visit(LinearOf{}, op);
+  if (index < 0) return -1;
+  GemmProblem p = problem(index, normed_.data());
+  if (const auto* qkv = std::get_if<NormQkvRopeOp>(&op)) {
+    p.bias = weights_.find(qkv->bias);
+    p.y = product_.data();
+  } else if (const auto* residual = std::get_if<LinearResidualOp>(&op)) {
+    p = problem(index, buffer(residual->in));
+    if (!sums_ranks(*residual)) p.bias = weights_.find(residual->bias);  // else it is added to the sum
+    if (!sums_ranks(*residual) && residual->post_norm.empty()) {
+      p.epilogue = Epilogue::kResidual;
+      p.residual = buffer(residual->residual);
+      p.y = buffer(residual->out);
+    } else {
+      p.y = product_.data();
+    }
+  } else if (const auto* swiglu = std::get_if<NormSwigluOp>(&op)) {
+    p.bias = weights_.find(swiglu->gate_up_bias);
+    p.epilogue = Epilogue::kGated;
+    p.activation = activation_of(swiglu->activation);
+    p.y = buffer(swiglu->out);
+  } else if (const auto* head = std::get_if<LmHeadOp>(&op)) {
+    if (!takes_codes(plan_.linears[static_cast<std::size_t>(index)])) p.x = head_input_.data();
+    p.bias = weights_.find(head->bias);
+    p.epilogue = Epilogue::kLogits;
+    p.softcap = head->softcap;
+    p.y = logits_.data();
+    p.max_m = head_rows_;
+  }
+  return kernels_.add(p, plan_.linears[static_cast<std::size_t>(index)]);
+}
+
+void Program::bind_kv(const KvBlocks& kv, int table_stride) {
+  for (std::size_t layer = 0; layer < plan_.kv.layers.size(); ++layer) {
+    layers_.push_back(kv.layer(static_cast<int>(layer)));
+    layers_.back().table_stride = table_stride;
+  }
+}
+
+KvLayerView Program::kv_view(int layer, const Run& run) const {
+  const auto index = static_cast<std::size_t>(layer);
+  KvLayerView view = layers_[index];
+  view.block_table = run.step.block_tables[static_cast<std::size_t>(plan_.kv.layers[index].group)];
+  return view;
+}
+
+void Program::run(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens,
+                  const Stream& stream) const {
+  bool is_normed = false;
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const BoundOp& bound = ops_[i];
+    if (std::holds_alternative<LmHeadOp>(bound.op)) break;
+    const std::optional<RmsNormArgs> next_norm = fused_norm(i, shape.rows);
+    const Run run{shape, step, stream, next_norm ? &*next_norm : nullptr, is_normed};
+    std::visit([&](const auto& op) { launch(op, bound.kernels, run); }, bound.op);
+    is_normed = next_norm.has_value();
+  }
+  if (shape.sampled == 0) return;
+  head(step.sampled_rows, shape.sampled, stream);
+  if (logits() == nullptr) return;
+  SamplingArgs args;
+  args.logits = logits();
+  args.vocab_size = plan_.vocab_size;
+  args.num_rows = shape.sampled;
+  args.params = step.sampling;
+  args.tokens = sampled_tokens;
+  args.workspace = sampling_workspace_.data();
+  args.workspace_bytes = sampling_workspace_.size();
+  if (shape.greedy) {
+    sample_greedy(args, stream);
+  } else {
+    sample(args, stream);
+  }
+}
+
+void Program::head(const std::int32_t* rows, int count, const Stream& stream) const {
+  const BoundOp& bound = ops_.back();
+  const auto& op = std::get<LmHeadOp>(bound.op);
+  const Linear& linear = plan_.linears[static_cast<std::size_t>(op.linear)];
+  if (takes_codes(linear)) {
+    RmsNormArgs args{buffer(op.in), rows, weights_.find(op.norm), op.eps, count, linear.k};
+    args.y_fp8 = codes_.data();
+    args.y_scales = code_scales_.data();
+    args.per_block = linear.matrix.format == MatrixFormat::kFp8Block;
+    rms_norm(args, stream);
+  } else {
+    final_norm(rows, count, stream);
+  }
+  kernels_.launch(bound.kernels, count, stream);
+  if (ranks_ != nullptr) ranks_->gather({logits_.data(), count, plan_.vocab_size / plan_.tp_size}, stream);
+}
+
+void Program::final_norm(const std::int32_t* rows, int count, const Stream& stream) const {
+  const auto& op = std::get<LmHeadOp>(ops_.back().op);
+  RmsNormArgs args{buffer(op.in), rows, weights_.find(op.norm), op.eps, count, plan_.hidden_size};
+  args.y = head_input_.data();
+  rms_norm(args, stream);
+}
+
+/// The norm after op `index`, where that is a sum over ranks that can take it along. Not in deterministic mode: which
+/// sums can depends on the number of rows, and the norm's own sum has another order there.
+std::optional<RmsNormArgs> Program::fused_norm(std::size_t index, int rows) const {
+  const auto* sum = std::get_if<LinearResidualOp>(&ops_[index].op);
+  if (deterministic_ || sum == nullptr || !sums_ranks(*sum) || !sum->post_norm.empty()) return std::nullopt;
+  const auto args_of = [&](const auto& op, int linear) -> std::optional<RmsNormArgs> {
+    if (op.in != sum->out || op.norm.empty()) return std::nullopt;
+    const RmsNormArgs args = norm_args(buffer(op.in), op.norm, op.eps, linear, rows);
+    const bool fits = args.width == plan_.linears[static_cast<std::size_t>(sum->linear)].n;
+    return fits && ranks_->takes_norm(rows, args.width) ? std::optional(args) : std::nullopt;
+  };
+  const Op& next = ops_[index + 1].op;  // at least the head is
+  if (const auto* qkv = std::get_if<NormQkvRopeOp>(&next)) return args_of(*qkv, qkv->linear);
+  if (const auto* swiglu = std::get_if<NormSwigluOp>(&next)) return args_of(*swiglu, swiglu->gate_up);
+  return std::nullopt;
+}
+
+/// What a linear reads: `x` normalized (where there are weights of a norm), in the form that it takes.
+void Program::norm(const Bf16* x, std::span<const float> weight, float eps, int index, const Run& run) const {
+  if (!run.is_normed) rms_norm(norm_args(x, weight, eps, index, run.shape.rows), run.stream);
+}
+
+RmsNormArgs Program::norm_args(const Bf16* x, std::span<const float> weight, float eps, int index, int rows) const {
+  const Linear& linear = plan_.linears[static_cast<std::size_t>(index)];
+  RmsNormArgs args{x, nullptr, weights_.find(weight), eps, rows, linear.k};
+  if (takes_codes(linear)) {
+    args.y_fp8 = codes_.data();
+    args.y_scales = code_scales_.data();
+    args.per_block = linear.matrix.format == MatrixFormat::kFp8Block;
+  } else {
+    args.y = normed_.data();
+  }
+  return args;
+}
+
+void Program::launch(const EmbeddingOp& op, int /*kernels*/, const Run& run) const {
+  const Linear& linear = plan_.linears[static_cast<std::size_t>(op.linear)];
+  const void* table = weights_.find(static_cast<const void*>(linear.matrix.data.data()));
+  const TokenRange held = ranks_ == nullptr ? TokenRange{} : TokenRange{op.vocab_begin, linear.n};
+  embedding(run.step.tokens, run.shape.rows, static_cast<const Bf16*>(table), linear.k, op.scale, buffer(op.out),
+            run.stream, held);
+  if (ranks_ == nullptr) return;
+  AllReduceArgs sum;  // of one rank's row and zeros
+  sum.partial = sum.out = buffer(op.out);
+  sum.rows = run.shape.rows;
+  sum.width = linear.k;
+  ranks_->all_reduce(sum, run.stream);
+}
+
+void Program::launch(const NormQkvRopeOp& op, int kernels, const Run& run) const {
+  norm(buffer(op.in), op.norm, op.eps, op.linear, run);
+  kernels_.launch(kernels, run.shape.rows, run.stream);
+  const RopeTable& table = plan_.rope[static_cast<std::size_t>(op.rope)];
+  RopeKvArgs args;
+  args.qkv = product_.data();
+  args.q = buffer(op.out);
+  args.m = run.shape.rows;
+  args.num_heads = op.heads.num_heads;
+  args.num_kv_heads = op.heads.num_kv_heads;
+  args.head_dim = op.heads.head_dim;
+  args.q_norm = weights_.find(op.q_norm);
+  args.k_norm = weights_.find(op.k_norm);
+  args.qk_norm_eps = op.qk_norm_eps;
+  args.inv_freq = weights_.find(table.inv_freq);
+  args.rotary_half = static_cast<int>(table.inv_freq.size());
+  args.attention_factor = table.attention_factor;
+  args.positions = run.step.positions;
+  args.sequences = run.step.sequences;
+  args.kv = kv_view(op.layer, run);
+  rope_kv(args, run.stream);
+}
+
+void Program::launch(const PagedAttentionOp& op, int /*kernels*/, const Run& run) const {
+  AttentionArgs shared;
+  shared.q = buffer(op.in);
+  shared.out = buffer(op.out);
+  shared.num_heads = op.heads.num_heads;
+  shared.scale = op.scale;
+  shared.softcap = op.softcap;
+  shared.window = op.window;
+  shared.kv = kv_view(op.layer, run);
+  if (run.shape.num_queries > 0) {
+    DecodeAttentionArgs args;
+    static_cast<AttentionArgs&>(args) = shared;
+    args.queries = run.step.queries;
+    args.num_queries = run.shape.num_queries;
+    args.max_context = run.shape.max_context;
+    args.split_tokens =
+        decode_split_tokens(args.num_queries, op.heads.num_kv_heads, args.max_context, plan_.kv.tokens_per_block);
+    args.workspace = attention_workspace_.data();
+    args.workspace_bytes = attention_workspace_.size();
+    decode_attention(args, run.stream);
+  }
+  if (run.shape.num_tiles > 0) {
+    ContextAttentionArgs args;
+    static_cast<AttentionArgs&>(args) = shared;
+    args.tiles = run.step.tiles;
+    args.num_tiles = run.shape.num_tiles;
+    args.m = run.shape.rows;
+    context_attention(args, run.stream);
+  }
+}
+
+void Program::launch(const LinearResidualOp& op, int kernels, const Run& run) const {
+  if (takes_codes(plan_.linears[static_cast<std::size_t>(op.linear)])) norm(buffer(op.in), {}, 0.0f, op.linear, run);
+  kernels_.launch(kernels, run.shape.rows, run.stream);
+  if (sums_ranks(op)) {
+    AllReduceArgs sum;
+    sum.partial = product_.data();
+    sum.bias = weights_.find(op.bias);
+    sum.residual = op.post_norm.empty() ? buffer(op.residual) : nullptr;
+    sum.out = op.post_norm.empty() ? buffer(op.out) : product_.data();
+    sum.rows = run.shape.rows;
+    sum.width = plan_.linears[static_cast<std::size_t>(op.linear)].n;
+    sum.norm = run.next_norm;
+    ranks_->all_reduce(sum, run.stream);
+  }
+  if (op.post_norm.empty()) return;
+  RmsNormArgs args{product_.data(), nullptr,        weights_.find(op.post_norm),
+                   op.eps,          run.shape.rows, plan_.linears[static_cast<std::size_t>(op.linear)].n};
+  args.residual = buffer(op.residual);
+  args.y = buffer(op.out);
+  rms_norm(args, run.stream);
+}
+
+void Program::launch(const NormSwigluOp& op, int kernels, const Run& run) const {
+  norm(buffer(op.in), op.norm, op.eps, op.gate_up, run);
+  kernels_.launch(kernels, run.shape.rows, run.stream);
+}
+
+void Program::launch(const LmHeadOp& /*op*/, int /*kernels*/, const Run& /*run*/) const {}
+
+}  // namespace aotllm::cuda

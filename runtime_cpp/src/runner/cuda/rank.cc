@@ -1,0 +1,174 @@
+#include "runner/cuda/rank.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "aotllm/errors.h"
+#include "engine/plan.h"
+#include "runner/cuda/buckets.h"
+#include "support/strings.h"
+
+namespace aotllm::cuda {
+namespace {
+
+/// Largest batch of single tokens that is padded to a graph.
+constexpr int kMaxGraphRows = 512;
+
+bool is_padded(const StepShape& shape) {
+  return shape.num_queries == shape.rows && shape.rows <= kMaxGraphRows;
+}
+
+}  // namespace
+
+void check_target(const Plan& plan) {
+  if (plan.target == Target::kCuda) return;
+  throw Error(ErrorKind::kEngineIncompatible, "the engine is for target cpu; build it with --target cuda");
+}
+
+void StepCheck::operator()(std::span<const SequenceStep> sequences, const BlockCounts& num_blocks) {
+  batch_.assign(sequences, num_blocks);
+  if (std::ssize(sequences) > max_batch_size_) {
+    throw Error(ErrorKind::kInternal,
+                cat("step: expected at most ", max_batch_size_, " sequences, got ", sequences.size()));
+  }
+  for (const SequenceStep& sequence : sequences) {
+    if (sequence.adapter != 0) throw Error(ErrorKind::kInternal, "step: target cuda has no adapters");
+  }
+}
+
+Rank::Rank(Engine engine, const CudaRunnerOptions& options, OwnedStream stream, std::unique_ptr<Communicator> ranks)
+    : options_(options),
+      engine_(std::move(engine)),
+      device_(open_device(options.device, engine_.plan().sm)),
+      ranks_(std::move(ranks)),
+      weights_(engine_.plan()),
+      program_(engine_.plan(), weights_, {options.deterministic, options.cublaslt, options.tactics}, ranks_.get()),
+      stream_(std::move(stream)),
+      data_(engine_.shape()),
+      tokens_(static_cast<std::size_t>(program_.head_rows())),
+      rows_(is_first() ? static_cast<std::size_t>(program_.head_rows()) *
+                             static_cast<std::size_t>(std::max(engine_.plan().vocab_size, engine_.plan().hidden_size))
+                       : 0) {}
+
+void Rank::select() const {
+  check(cudaSetDevice(device_.ordinal), "choice of the device");
+}
+
+void Rank::allocate_kv(const KvAllocation& allocation) {
+  if (kv_.allocation().device_blocks[0] != 0) throw Error(ErrorKind::kInternal, "allocate_kv: called a second time");
+  kv_ = KvBlocks(engine_.plan().kv, allocation);
+  program_.bind_kv(kv_, data_.table_stride());
+}
+
+/// What the step is run as: padded to a bucket where all sequences run one token, exact otherwise.
+StepShape Rank::shape_for(std::span<const SequenceStep> sequences) const {
+  StepShape shape = data_.shape_of(sequences, options_.deterministic);
+  if (shape.num_queries > 0) {
+    shape.max_context = context_bucket(shape.max_context, engine_.plan().max_seq_len);
+  }
+  if (is_padded(shape)) {
+    const int padded = batch_bucket(shape.rows);
+    shape.sequences = shape.num_queries = shape.rows = padded;
+    if (shape.sampled > 0) shape.sampled = std::min(batch_bucket(shape.sampled), program_.head_rows());
+  } else if (shape.num_queries > 0) {
+    shape.num_queries = batch_bucket(shape.num_queries);
+  }
+  return shape;
+}
+
+OwnedGraph Rank::capture(const StepShape& shape) {
+  check(cudaStreamBeginCapture(stream_.handle(), cudaStreamCaptureModeThreadLocal), "capture of a graph");
+  cudaGraph_t graph = nullptr;
+  try {
+    program_.run(shape, data_.view(shape), tokens_.device(), launches());
+  } catch (...) {
+    cudaStreamEndCapture(stream_.handle(), &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    throw;
+  }
+  check(cudaStreamEndCapture(stream_.handle(), &graph), "capture of a graph");
+  return OwnedGraph(graph);
+}
+
+/// Launches the graph of a decode step, captured when it first runs.
+void Rank::run_graph(const StepShape& shape) {
+  StepShape key = shape;
+  key.host_rows = 0;
+  auto it = graphs_.find(key);
+  if (it == graphs_.end()) {
+    it = graphs_.emplace(key, capture(key)).first;
+    if (ranks_ != nullptr) {  // which all make this graph now: nobody launches it while another allocates for it
+      it->second.upload(stream_.handle());
+      check(cudaStreamSynchronize(stream_.handle()), "upload of a graph");
+      ranks_->meet();
+    }
+  }
+  it->second.launch(stream_.handle());
+}
+
+/// Head and final norm of the rows that go to the host, a chunk at a time. Other ranks take part in the head only.
+void Rank::copy_rows(StepOutputs& outputs, const StepShape& shape) {
+  const std::int32_t* picked = data_.view(shape).host_rows;
+  const auto vocab = static_cast<std::size_t>(engine_.plan().vocab_size);
+  const auto hidden = static_cast<std::size_t>(engine_.plan().hidden_size);
+  const auto in_chunks = [&](int total, auto&& chunk) {
+    for (int begin = 0; begin < total; begin += program_.head_rows()) {
+      const int count = std::min(total - begin, program_.head_rows());
+      chunk(picked + begin, static_cast<std::size_t>(begin), count);
+    }
+    picked += total;
+  };
+  const auto fetch = [&](const void* from, std::size_t bytes, const char* what) {
+    check(cudaMemcpyAsync(rows_.data(), from, bytes, cudaMemcpyDeviceToHost, stream_.handle()), what);
+    check(cudaStreamSynchronize(stream_.handle()), "step");
+  };
+  in_chunks(data_.num_logit_rows(), [&](const std::int32_t* from, std::size_t begin, int count) {
+    program_.head(from, count, launches());
+    if (!is_first()) return;
+    const std::size_t size = vocab * static_cast<std::size_t>(count);
+    fetch(program_.logits(), size * sizeof(float), "copy of logits");
+    std::copy_n(rows_.data(), size, outputs.logits.data() + begin * vocab);
+  });
+  if (!is_first()) return;
+  in_chunks(data_.num_hidden_rows(), [&](const std::int32_t* from, std::size_t begin, int count) {
+    program_.final_norm(from, count, launches());
+    const std::size_t size = hidden * static_cast<std::size_t>(count);
+    const auto* values = reinterpret_cast<const __nv_bfloat16*>(rows_.data());
+    fetch(program_.hidden(), size * sizeof(__nv_bfloat16), "copy of hidden states");
+    std::transform(values, values + size, outputs.hidden.data() + begin * hidden,
+                   [](__nv_bfloat16 value) { return __bfloat162float(value); });
+  });
+}
+
+void Rank::step(std::span<const SequenceStep> sequences, StepOutputs& outputs) {
+  const Plan& plan = engine_.plan();
+  const StepShape shape = shape_for(sequences);
+  data_.pack(sequences, shape);
+  data_.upload(stream_.handle());
+  if (options_.graphs && is_padded(shape)) {
+    run_graph(shape);
+  } else {
+    program_.run(shape, data_.view(shape), tokens_.device(), launches());
+  }
+  if (is_first()) {
+    outputs.vocab_size = plan.vocab_size;
+    outputs.hidden_size = plan.hidden_size;
+    outputs.logits.resize(static_cast<std::size_t>(data_.num_logit_rows()) * static_cast<std::size_t>(plan.vocab_size));
+    outputs.hidden.resize(static_cast<std::size_t>(data_.num_hidden_rows()) *
+                          static_cast<std::size_t>(plan.hidden_size));
+  }
+  if (shape.host_rows > 0) {
+    // A graph may still wait for another rank: no kernel may be loaded then on the device that both use.
+    if (ranks_ != nullptr && ranks_->shares_device()) check(cudaStreamSynchronize(stream_.handle()), "step");
+    copy_rows(outputs, shape);
+  }
+  check(cudaStreamSynchronize(stream_.handle()), "step");
+  if (!is_first()) return;
+  outputs.tokens.clear();
+  std::size_t sampled = 0;
+  for (const SequenceStep& sequence : sequences) {
+    if (sequence.sampling && !sequence.hidden) outputs.tokens.push_back(tokens_.data()[sampled++]);
+  }
+}
+
+}  // namespace aotllm::cuda

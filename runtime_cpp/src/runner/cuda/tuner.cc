@@ -1,0 +1,195 @@
+#include "aotllm/cuda_tuner.h"
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <tuple>
+
+#include "bench/timing.h"
+#include "device_array.h"
+#include "elementwise/random_fill.h"
+#include "engine/plan.h"
+#include "runner/cuda/device.h"
+#include "runner/cuda/linear_kernels.h"
+#include "runner/cuda/tactic_table.h"
+#include "support/strings.h"
+
+namespace aotllm {
+namespace {
+
+using cuda::DeviceArray;
+using cuda::Epilogue;
+using cuda::Gemm;
+using cuda::GemmProblem;
+
+/// Weights are rotated over more than the L2 holds, so that they come from memory as in a model.
+constexpr std::int64_t kRotatedBytes = std::int64_t{160} << 20;
+constexpr int kMaxCopies = 64;
+/// Of the library's heuristics, beyond its first choice.
+constexpr int kLibraryCandidates = 3;
+
+struct Shape {
+  MatrixFormat format;
+  int n;
+  int k;
+  Epilogue epilogue;
+
+  auto key() const { return std::tuple(format, n, k); }
+};
+
+/// The shapes that the plan multiplies by, each once.
+std::vector<Shape> shapes_of(const Plan& plan) {
+  std::vector<Shape> shapes;
+  const auto add = [&](int linear, Epilogue epilogue) {
+    const Linear& l = plan.linears[static_cast<std::size_t>(linear)];
+    const Shape shape{l.matrix.format, l.n, l.k, epilogue};
+    const auto same = [&](const Shape& other) { return other.key() == shape.key(); };
+    if (std::none_of(shapes.begin(), shapes.end(), same)) shapes.push_back(shape);
+  };
+  for (const Op& op : plan.ops) {
+    if (const auto* qkv = std::get_if<NormQkvRopeOp>(&op)) add(qkv->linear, Epilogue::kStore);
+    if (const auto* l = std::get_if<LinearResidualOp>(&op)) {
+      const bool stores = l->all_reduce || !l->post_norm.empty();
+      add(l->linear, stores ? Epilogue::kStore : Epilogue::kResidual);
+    }
+    if (const auto* swiglu = std::get_if<NormSwigluOp>(&op)) add(swiglu->gate_up, Epilogue::kGated);
+    if (const auto* head = std::get_if<LmHeadOp>(&op)) add(head->linear, Epilogue::kLogits);
+  }
+  return shapes;
+}
+
+/// Copies of one shape's problem with weights of their own.
+class Problems {
+ public:
+  Problems(const Shape& shape, int max_m) {
+    const bool bf16 = shape.format == MatrixFormat::kBf16;
+    const std::size_t n = static_cast<std::size_t>(shape.n);
+    const std::size_t k = static_cast<std::size_t>(shape.k);
+    const std::size_t m = static_cast<std::size_t>(max_m);
+    const std::size_t bytes = n * k * (bf16 ? 2 : 1);
+    const std::size_t k_blocks = (k + 127) / 128;
+    const auto copies =
+        static_cast<int>(std::clamp<std::int64_t>(kRotatedBytes / static_cast<std::int64_t>(bytes) + 1, 2, kMaxCopies));
+    weights_ = DeviceArray<std::uint8_t>(bytes * static_cast<std::size_t>(copies));
+    x_ = DeviceArray<std::uint8_t>(m * k * 2);
+    cuda::fill_random(weights_.data(), weights_.size(), bf16);
+    cuda::fill_random(x_.data(), x_.size(), bf16);
+    scales_ = DeviceArray<float>(std::vector<float>(std::max(n * k_blocks, m * k_blocks), 0.01f));
+    residual_ = DeviceArray<__nv_bfloat16>(m * n);
+    residual_.fill(0);
+    y_ = DeviceArray<float>(m * n);
+    for (int i = 0; i < copies; ++i) {
+      GemmProblem p;
+      p.w = {type(shape.format),
+             shape.n,
+             shape.k,
+             weights_.data() + bytes * static_cast<std::size_t>(i),
+             bf16 ? nullptr : scales_.data(),
+             nullptr};
+      p.x = x_.data();
+      p.x_scales = bf16 ? nullptr : scales_.data();
+      p.max_m = max_m;
+      p.epilogue = shape.epilogue;
+      p.residual = residual_.data();
+      p.y = y_.data();
+      problems_.push_back(p);
+    }
+  }
+
+  const std::vector<GemmProblem>& all() const { return problems_; }
+
+ private:
+  static cuda::WeightType type(MatrixFormat format) {
+    if (format == MatrixFormat::kBf16) return cuda::WeightType::kBf16;
+    return format == MatrixFormat::kFp8 ? cuda::WeightType::kFp8 : cuda::WeightType::kFp8Block;
+  }
+
+  DeviceArray<std::uint8_t> weights_;
+  DeviceArray<std::uint8_t> x_;
+  DeviceArray<float> scales_;
+  DeviceArray<__nv_bfloat16> residual_;
+  DeviceArray<float> y_;
+  std::vector<GemmProblem> problems_;
+};
+
+/// A kernel that takes a shape, on each copy of its problem.
+struct Candidate {
+  std::string kernel;
+  std::vector<std::unique_ptr<Gemm>> gemms;
+
+  double seconds(int m) const {
+    const int calls = static_cast<int>(std::max<std::size_t>(gemms.size(), 8));
+    const auto work = [&](int i, const cuda::Stream& stream) {
+      gemms[static_cast<std::size_t>(i) % gemms.size()]->launch(m, stream);
+    };
+    return cuda::time_in_graph(calls, work, 5);
+  }
+};
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const int rows : {8, 16, 32, 64}) names.push_back(cat("skinny.", rows));
+  for (int tile = 0; tile < cuda::num_gemm_tiles(); ++tile) names.push_back(cat("tile.", tile));
+  names.emplace_back("cublaslt");
+  for (int i = 1; i <= kLibraryCandidates; ++i) names.push_back(cat("cublaslt.", i));
+  return names;
+}
+
+std::vector<Candidate> candidates(const cuda::LinearKernels& kernels, const std::vector<GemmProblem>& problems) {
+  std::vector<Candidate> found;
+  for (const std::string& name : kernel_names()) {
+    Candidate candidate{name, {}};
+    for (const GemmProblem& problem : problems) {
+      auto gemm = kernels.make(problem, name);
+      if (gemm == nullptr) break;
+      candidate.gemms.push_back(std::move(gemm));
+    }
+    if (candidate.gemms.size() == problems.size()) found.push_back(std::move(candidate));
+  }
+  return found;
+}
+
+std::vector<int> row_counts(int max_rows) {
+  std::vector<int> counts;
+  for (int rows = 1; rows < max_rows; rows = rows == 1 ? 8 : rows * 2) counts.push_back(rows);
+  counts.push_back(max_rows);
+  return counts;
+}
+
+TunedLinear tune_shape(const Shape& shape, int max_rows, const cuda::LinearKernels& kernels) {
+  TunedLinear tuned{cuda::format_name(shape.format), shape.n, shape.k, {}};
+  const Problems problems(shape, (max_rows + 127) / 128 * 128);
+  const std::vector<Candidate> all = candidates(kernels, problems.all());
+  for (const int rows : row_counts(max_rows)) {
+    TunedLinear::Choice best;
+    for (const Candidate& candidate : all) {
+      if (candidate.gemms.front()->max_rows() < rows) continue;
+      const double seconds = candidate.seconds(rows);
+      if (best.kernel.empty() || seconds < best.seconds) best = {rows, candidate.kernel, seconds};
+    }
+    if (!best.kernel.empty()) tuned.choices.push_back(std::move(best));
+  }
+  return tuned;
+}
+
+}  // namespace
+
+std::vector<TunedLinear> tune(const Engine& engine, const TunerOptions& options) {
+  const Plan& plan = engine.plan();
+  if (plan.target != Target::kCuda) {
+    throw Error(ErrorKind::kEngineIncompatible, "only engines of target cuda are tuned; build it with --target cuda");
+  }
+  cuda::open_device(options.device, plan.sm);
+  DeviceArray<std::uint8_t> workspace(cuda::kWorkspaceBytes);
+  workspace.fill(0);
+  const cuda::LinearKernels kernels({workspace.data(), workspace.size()}, options.cublaslt, false, {});
+  std::vector<TunedLinear> tuned;
+  for (const Shape& shape : shapes_of(plan)) {
+    const int rows =
+        shape.epilogue == Epilogue::kLogits ? std::min(plan.max_batch_size, plan.max_num_tokens) : plan.max_num_tokens;
+    tuned.push_back(tune_shape(shape, rows, kernels));
+  }
+  return tuned;
+}
+
+}  // namespace aotllm
