@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aotllm
 from aotllm.builder.checkpoints import open_checkpoint
-from aotllm.builder.checkpoints.base import FLOAT_STORAGE, Checkpoint, TokenizerAssets
+from aotllm.builder.checkpoints.base import Checkpoint, TokenizerAssets
 from aotllm.builder.config import ModelConfig
 from aotllm.builder.graph import save_structure
 from aotllm.builder.identity import model_identity
-from aotllm.builder.models import trace
 from aotllm.builder.options import BuildOptions
-from aotllm.builder.passes import run_passes
-from aotllm.builder.targets.cpu.lowering import Lowered, lower
-from aotllm.builder.targets.cpu.packing import pack_segment, segment_format, segment_nbytes
-from aotllm.builder.targets.cpu.plan import kv_bytes_per_token
+from aotllm.builder.rank_writer import write_rank
+from aotllm.builder.targets import COMPILERS
+from aotllm.builder.targets.plan import kv_bytes_per_token
+from aotllm.builder.targets.program import CompiledModel
 from aotllm.engines.bundle import (
     CHAT_TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
     GRAPH_FILE,
     TOKENIZER_FILE,
     file_sha256,
+    rank_file_name,
     staged_folder,
 )
 from aotllm.engines.manifest import FileEntry, Limits, Manifest, Memory, Model, Parallel, Precision, Target
-from aotllm.engines.rank_file import RankFileWriter, TensorSpec
 from aotllm.tokenization import Tokenizer
-
-RANK_FILE = "rank0.engine"
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ def build(
 ) -> BuildReport:
     """Builds an engine from a checkpoint.
 
-    The engine is staged beside `output` and renamed into place: a failed build leaves nothing behind. Peak memory is a
-    few of the largest tensors, since weights stream from the checkpoint to the engine one by one.
+    The engine is staged beside `output` and renamed into place: a failed build leaves nothing behind. Peak memory is
+    far below the model's size, since weights stream from the checkpoint to the engine piece by piece.
 
     Args:
         model: a Hugging Face folder, a GGUF file (any part of a split one), or `hf:org/name`.
@@ -107,69 +105,25 @@ def build(
         tokenizer = checkpoint.tokenizer()
         Tokenizer(tokenizer.tokenizer_json, tokenizer.chat_template)  # what cannot be loaded is refused here, not later
         stages.report("read")
-        graph, lowered = _compile(checkpoint, options)
+        compiled = COMPILERS[options.target](checkpoint, options)
         stages.report("compile")
-        rank_digest = _write_rank(stage / RANK_FILE, checkpoint, lowered, stages)
-        _write_companions(stage, tokenizer, graph)
-        manifest = _manifest(stage, checkpoint, tokenizer, lowered, options, rank_digest)
+        rank_digests = _write_ranks(stage, compiled, stages)
+        _write_companions(stage, tokenizer, compiled.graph)
+        manifest = _manifest(stage, checkpoint, tokenizer, compiled, options, rank_digests)
         manifest.write(stage)
         stages.report("write")
         total_bytes = sum(file.stat().st_size for file in stage.iterdir())
     return BuildReport(Path(output), manifest, total_bytes, time.perf_counter() - begin, dict(stages.seconds))
 
 
-def _compile(checkpoint: Checkpoint, options: BuildOptions) -> tuple[Any, Lowered]:
-    """Traces and fuses the model and lowers it to a plan; no weight is read."""
-    config = checkpoint.config
-    max_seq_len = options.max_seq_len or config.max_position_embeddings
-    graph = trace(checkpoint, max_seq_len)
-    run_passes(graph, config, max_num_tokens=options.max_num_tokens)
-    tensors = checkpoint.tensors()
-    lowered = lower(
-        graph,
-        config,
-        max_seq_len=max_seq_len,
-        max_num_tokens=options.max_num_tokens,
-        max_batch_size=options.max_batch_size,
-        kv_dtype=_kv_dtype(checkpoint, options),
-        tokens_per_block=options.tokens_per_block,
-        segment_format=lambda name: segment_format(tensors[name].storage, options.dtype),
-    )
-    return graph, lowered
-
-
-def _kv_dtype(checkpoint: Checkpoint, options: BuildOptions) -> str:
-    if options.kv_cache_dtype != "auto":
-        return options.kv_cache_dtype
-    storages = {t.storage for t in checkpoint.tensors().values() if len(t.shape) > 1}
-    dtypes = {options.dtype if s in FLOAT_STORAGE and options.dtype != "auto" else s for s in storages}
-    return "f32" if dtypes == {"f32"} else "f16"
-
-
-def _formats(lowered: Lowered) -> dict[str, str]:
-    """Format of each packed tensor."""
-    return {s["tensor"]: s["format"] for linear in lowered.plan["linears"].values() for s in linear["segments"]}
-
-
-def _write_rank(path: Path, checkpoint: Checkpoint, lowered: Lowered, stages: _Stages) -> str:
-    """Streams all tensors into the rank file; returns the file's SHA-256."""
-    formats = _formats(lowered)
-    dense = [(job.tensor, job.compute()) for job in lowered.dense_jobs]
-    specs = {
-        job.tensor: TensorSpec("U8", (segment_nbytes(formats[job.tensor], job.n, job.k),)) for job in lowered.pack_jobs
+def _write_ranks(stage: Path, compiled: CompiledModel, stages: _Stages) -> dict[str, str]:
+    """Packs and writes the file of every rank; returns their digests by file name."""
+    jobs = [job for program in compiled.ranks for job in program.tensors if job.weight_format is not None]
+    packed = itertools.count(1)
+    return {
+        name: write_rank(stage / name, program, lambda: stages.report("pack", next(packed), len(jobs)))
+        for name, program in ((rank_file_name(rank), program) for rank, program in enumerate(compiled.ranks))
     }
-    specs |= {name: TensorSpec("F32", array.shape) for name, array in dense}
-    infos = checkpoint.tensors()
-    total = len(lowered.pack_jobs)
-    with RankFileWriter(path, specs, {"plan": json.dumps(lowered.plan, separators=(",", ":"))}) as writer:
-        for done, job in enumerate(lowered.pack_jobs, 1):
-            stored = checkpoint.read_stored(job.source)
-            packed = pack_segment(stored, infos[job.source].storage, job.n, job.k, formats[job.tensor])
-            writer.write(job.tensor, packed)
-            stages.report("pack", done, total)
-        for name, array in dense:
-            writer.write(name, array)
-        return writer.close()
 
 
 def _write_companions(stage: Path, tokenizer: TokenizerAssets, graph: Any) -> None:
@@ -191,19 +145,19 @@ def _manifest(
     stage: Path,
     checkpoint: Checkpoint,
     tokenizer: TokenizerAssets,
-    lowered: Lowered,
+    compiled: CompiledModel,
     options: BuildOptions,
-    rank_digest: str,
+    rank_digests: Mapping[str, str],
 ) -> Manifest:
-    config, plan = checkpoint.config, lowered.plan
-    formats = _formats(lowered)
+    config, plan = checkpoint.config, compiled.ranks[0].plan
     format_bytes: Counter[str] = Counter()
-    for job in lowered.pack_jobs:
-        format_bytes[formats[job.tensor]] += segment_nbytes(formats[job.tensor], job.n, job.k)
-    tensors, kv = checkpoint.tensors(), plan["kv"]
-    digests = {RANK_FILE: rank_digest}
+    for job in (job for program in compiled.ranks for job in program.tensors):
+        if job.weight_format is not None:
+            format_bytes[job.weight_format] += job.spec.nbytes
+    matrices = [tensor for tensor in checkpoint.tensors().values() if len(tensor.shape) > 1]
+    kv = plan["kv"]
     files = {
-        file.name: FileEntry(bytes=file.stat().st_size, sha256=digests.get(file.name) or file_sha256(file))
+        file.name: FileEntry(bytes=file.stat().st_size, sha256=rank_digests.get(file.name) or file_sha256(file))
         for file in sorted(stage.iterdir())
     }
     return Manifest(
@@ -212,9 +166,9 @@ def _manifest(
             name=config.name or f"{config.architecture} model",
             architecture=config.architecture,
             identity=model_identity(checkpoint),
-            num_parameters=sum(math.prod(tensors[job.source].shape) for job in lowered.pack_jobs),
+            num_parameters=sum(math.prod(tensor.shape) for tensor in matrices),
         ),
-        target=Target(name=options.target, requires=("avx2", "fma", "f16c", "bmi2")),
+        target=Target(name=options.target, requires=compiled.requires),
         precision=Precision(dtype=options.dtype, kv_cache_dtype=kv["dtype"], weight_formats=dict(format_bytes)),
         parallel=Parallel(tp=options.tp, pp=options.pp),
         limits=Limits(
@@ -224,7 +178,9 @@ def _manifest(
             tokens_per_block=kv["tokens_per_block"],
         ),
         memory=Memory(
-            weights=sum(format_bytes.values()), arena=plan["arena_bytes"], kv_per_token=kv_bytes_per_token(kv)
+            weights=sum(format_bytes.values()) // len(compiled.ranks),
+            arena=plan["arena_bytes"],
+            kv_per_token=kv_bytes_per_token(kv),
         ),
         bos_token_id=config.bos_token_id,
         eos_token_ids=_eos_token_ids(config, tokenizer),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from aotllm.builder.checkpoints.base import Checkpoint
 
@@ -14,7 +16,10 @@ def model_identity(checkpoint: Checkpoint) -> str:
 
     The same weights in the same storage have the same identity, however they are sharded and whatever their path.
     """
+    tensors = sorted(checkpoint.tensors().items())
     digest = hashlib.sha256(json.dumps(dataclasses.asdict(checkpoint.config), sort_keys=True).encode())
-    for name, info in sorted(checkpoint.tensors().items()):
-        digest.update(f"{name} {info.storage} {info.shape} {checkpoint.tensor_digest(name)}\n".encode())
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        digests = pool.map(checkpoint.tensor_digest, [name for name, _ in tensors])
+        for (name, info), tensor_digest in zip(tensors, digests, strict=True):
+            digest.update(f"{name} {info.storage} {info.shape} {tensor_digest}\n".encode())
     return digest.hexdigest()

@@ -7,8 +7,28 @@ from dataclasses import dataclass, fields
 from aotllm.errors import InvalidRequest, UnsupportedModel
 
 TARGETS = ("cpu", "cuda", "tensorrt", "tensorrt-rtx")
+IMPLEMENTED_TARGETS = ("cpu", "cuda")
 DTYPES = ("auto", "f32", "f16", "bf16")
-KV_CACHE_DTYPES = ("auto", "f32", "f16", "int8")
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8", "fp8")
+QUANTIZATIONS = ("fp8", "int8", "int4")
+SMS = (80, 89, 90)
+FP8_SM = 89
+"""First SM whose tensor cores multiply E4M3"""
+MAX_TP = 64
+
+
+@dataclass(frozen=True)
+class ShapeLimits:
+    """The shape envelope of an engine, every field decided."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    tokens_per_block: int
+
+
+_SHAPE_DEFAULTS = {"cpu": ShapeLimits(64, 512, 16), "cuda": ShapeLimits(256, 8192, 64)}
+_TARGET_DTYPES = {"cpu": DTYPES, "cuda": ("auto", "bf16")}
+_TARGET_KV_CACHE_DTYPES = {"cpu": ("auto", "f32", "f16", "int8"), "cuda": ("auto", "bf16", "fp8")}
 
 
 @dataclass(frozen=True)
@@ -16,21 +36,28 @@ class BuildOptions:
     """Options of one build."""
 
     target: str = "cpu"
-    """Where the engine shall run"""
+    """Where the engine shall run: cpu or cuda"""
+    sm: int | None = None
+    """Compute capability of target cuda: 80, 89 or 90; default 90, which the kernels of this version are for. No such
+    device is needed to build"""
     dtype: str = "auto"
-    """Type of weights that the checkpoint stores as floats; auto = as stored. Block-quantized weights stay so"""
+    """Type of weights that the checkpoint stores as floats; auto = as stored on cpu, bf16 on cuda. Block-quantized
+    weights stay so on cpu; on cuda they become bf16"""
     kv_cache_dtype: str = "auto"
-    """Type of the KV cache; auto = f32 for float32 engines, else f16. int8 takes about half of f16's memory"""
-    max_batch_size: int = 64
-    """Most sequences in one step"""
+    """Type of the KV cache. cpu: f32, f16 or int8, auto = f32 for float32 engines, else f16; cuda: bf16 or fp8, auto =
+    bf16. int8 and fp8 take about half of the memory"""
+    max_batch_size: int | None = None
+    """Most sequences in one step; default: 64 on cpu, 256 on cuda"""
     max_seq_len: int | None = None
     """Longest sequence, prompt and answer, in tokens; default: the checkpoint's"""
-    max_num_tokens: int = 512
-    """Most tokens in one step over all sequences; longer prompts run in chunks"""
-    tokens_per_block: int = 16
-    """Tokens of a KV block; a multiple of 16"""
+    max_num_tokens: int | None = None
+    """Most tokens in one step over all sequences; longer prompts run in chunks. Default: 512 on cpu, 8192 on cuda"""
+    tokens_per_block: int | None = None
+    """Tokens of a KV block. cpu: a multiple of 16, default 16; cuda: 16, 32, 64 or 128, default 64"""
     quantize: str | None = None
-    """Quantize float weights: none available for this target yet"""
+    """Quantize float weights of the layers. cuda: fp8 (E4M3, one scale per output channel); cpu: none yet"""
+    quantize_lm_head: bool = False
+    """Quantize the output matrix too; without effect where it is tied to the embedding"""
     tp: int = 1
     """Tensor-parallel ranks"""
     pp: int = 1
@@ -38,46 +65,111 @@ class BuildOptions:
     force: bool = False
     """Replace an engine that is already at the output path"""
 
+    def shape_limits(self) -> ShapeLimits:
+        """The sizes asked for, those left open by the target's defaults."""
+        default = _SHAPE_DEFAULTS.get(self.target, _SHAPE_DEFAULTS["cpu"])
+        return ShapeLimits(
+            max_batch_size=self.max_batch_size if self.max_batch_size is not None else default.max_batch_size,
+            max_num_tokens=self.max_num_tokens if self.max_num_tokens is not None else default.max_num_tokens,
+            tokens_per_block=self.tokens_per_block if self.tokens_per_block is not None else default.tokens_per_block,
+        )
+
+    def cuda_sm(self) -> int:
+        """The compute capability that target cuda builds for."""
+        return self.sm if self.sm is not None else 90
+
     def validate(self) -> None:
         """Raises InvalidRequest for a value out of range, UnsupportedModel for one that no code serves yet."""
         _one_of("target", self.target, TARGETS)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        for name in ("max_batch_size", "max_num_tokens", "tokens_per_block", "tp", "pp"):
+        if self.quantize is not None:
+            _one_of("quantize", self.quantize, QUANTIZATIONS)
+        limits = self.shape_limits()
+        for name in ("max_batch_size", "max_num_tokens", "tokens_per_block"):
+            _positive(name, getattr(limits, name))
+        for name in ("tp", "pp"):
             _positive(name, getattr(self, name))
         if self.max_seq_len is not None:
             _positive("max_seq_len", self.max_seq_len)
-        if self.tokens_per_block % 16:
+        if limits.tokens_per_block % 16:
             raise InvalidRequest(
-                f"tokens_per_block: got {self.tokens_per_block}, expected a multiple of 16", "tokens_per_block"
+                f"tokens_per_block: got {limits.tokens_per_block}, expected a multiple of 16", "tokens_per_block"
             )
-        if self.max_num_tokens < self.max_batch_size:
+        if limits.max_num_tokens < limits.max_batch_size:
             raise InvalidRequest(
-                f"max_num_tokens: got {self.max_num_tokens}, expected at least max_batch_size "
-                f"({self.max_batch_size}): each running sequence takes one token per step",
+                f"max_num_tokens: got {limits.max_num_tokens}, expected at least max_batch_size "
+                f"({limits.max_batch_size}): each running sequence takes one token per step",
                 "max_num_tokens",
             )
-        if self.target != "cpu":
-            raise UnsupportedModel(f"target {self.target!r} is not implemented in this version; available: cpu")
-        if (self.tp, self.pp) != (1, 1):
-            raise UnsupportedModel(f"tp={self.tp}, pp={self.pp}: the cpu target of this version builds one rank only")
+        if self.target not in IMPLEMENTED_TARGETS:
+            raise UnsupportedModel(
+                f"target {self.target!r} is not implemented in this version; available: "
+                f"{', '.join(IMPLEMENTED_TARGETS)}"
+            )
+        _one_of("dtype", self.dtype, _TARGET_DTYPES[self.target], self.target)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, _TARGET_KV_CACHE_DTYPES[self.target], self.target)
+        if self.pp != 1:
+            raise UnsupportedModel(f"pp={self.pp}: target {self.target} of this version builds one pipeline stage only")
+        if self.target == "cpu":
+            self._validate_cpu()
+        else:
+            self._validate_cuda(limits)
+
+    def _validate_cpu(self) -> None:
+        if self.tp != 1:
+            raise UnsupportedModel(f"tp={self.tp}: the cpu target of this version builds one rank only")
+        if self.sm is not None:
+            raise InvalidRequest(
+                f"sm: got {self.sm}, but target cpu has no compute capability; give --target cuda", "sm"
+            )
         if self.quantize is not None:
             raise UnsupportedModel(
                 f"quantize={self.quantize!r} is not implemented for the cpu target in this version; "
                 "a GGUF checkpoint that is already quantized keeps its precision"
             )
+        self._validate_lm_head()
+
+    def _validate_cuda(self, limits: ShapeLimits) -> None:
+        if self.sm is not None and self.sm not in SMS:
+            raise InvalidRequest(f"sm: got {self.sm}, expected one of {', '.join(map(str, SMS))}", "sm")
+        if limits.tokens_per_block not in (16, 32, 64, 128):
+            raise InvalidRequest(
+                f"tokens_per_block: got {limits.tokens_per_block}, expected 16, 32, 64 or 128 on target cuda",
+                "tokens_per_block",
+            )
+        if self.tp > MAX_TP:
+            raise InvalidRequest(f"tp: got {self.tp}, expected at most {MAX_TP}", "tp")
+        if self.quantize not in (None, "fp8"):
+            raise UnsupportedModel(
+                f"quantize={self.quantize!r} is not implemented for target cuda in this version; available: fp8"
+            )
+        for name, value in (("quantize", self.quantize), ("kv_cache_dtype", self.kv_cache_dtype)):
+            if value == "fp8" and self.cuda_sm() < FP8_SM:
+                raise InvalidRequest(f"{name}: got fp8, which needs sm {FP8_SM} or newer; sm is {self.cuda_sm()}", name)
+        self._validate_lm_head()
+
+    def _validate_lm_head(self) -> None:
+        if self.quantize_lm_head and self.quantize is None:
+            raise InvalidRequest(
+                "quantize_lm_head: got true without quantize; say to what, e.g. --fp8", "quantize_lm_head"
+            )
 
     def flags(self) -> tuple[str, ...]:
         """The command-line flags that say what differs from the defaults."""
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return tuple(
-            f"--{name.replace('_', '-')} {value}" for name, value in changed if name != "force" and value is not None
-        )
+        return tuple(_flag(name, value) for name, value in changed if name != "force" and value is not None)
 
 
-def _one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
+def _flag(name: str, value: object) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"
+
+
+def _one_of(name: str, got: str, allowed: tuple[str, ...], target: str | None = None) -> None:
     if got not in allowed:
-        raise InvalidRequest(f"{name}: got {got!r}, expected one of {', '.join(allowed)}", name)
+        where = f" on target {target}" if target is not None else ""
+        raise InvalidRequest(f"{name}: got {got!r}, expected one of {', '.join(allowed)}{where}", name)
 
 
 def _positive(name: str, got: int) -> None:

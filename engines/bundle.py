@@ -21,11 +21,12 @@ from aotllm.errors import EngineError, EngineIncompatible
 if TYPE_CHECKING:
     from aotllm.tokenization import Tokenizer
 
-RUNNABLE_TARGETS = ("cpu",)
+RUNNABLE_TARGETS = ("cpu", "cuda")
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"
 GRAPH_FILE = "graph.onnx"
+TACTICS_FILE = "tactics.json"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Engine:
 
     def rank_file(self, rank: int = 0) -> Path:
         """The weights and plan of one rank."""
-        return self.path / f"rank{rank}.engine"
+        return self.path / rank_file_name(rank)
 
     def plan(self, rank: int = 0) -> dict[str, Any]:
         """The plan of a rank, as `docs/engine_format.md` defines it. Raises EngineError."""
@@ -82,12 +83,13 @@ class Engine:
                 )
 
 
-def open_engine(path: str | os.PathLike[str], verify: bool = True) -> Engine:
+def open_engine(path: str | os.PathLike[str], verify: bool = True, to_run: bool = True) -> Engine:
     """Opens an engine folder.
 
     Args:
         path: the folder that `aotllm build` wrote.
         verify: read every file once and check its digest (about a second per GB); False checks sizes only.
+        to_run: refuse an engine for a target that this installation cannot run; False opens it to be looked at.
 
     Raises:
         EngineError: missing or damaged.
@@ -96,7 +98,7 @@ def open_engine(path: str | os.PathLike[str], verify: bool = True) -> Engine:
     folder = Path(path)
     manifest = read_manifest(folder)
     engine = Engine(folder, manifest)
-    if manifest.target.name not in RUNNABLE_TARGETS:
+    if to_run and manifest.target.name not in RUNNABLE_TARGETS:
         raise EngineIncompatible(
             f"{folder}: the engine is for target {manifest.target.name!r}, this installation runs "
             f"{', '.join(RUNNABLE_TARGETS)}; build it again with '--target {RUNNABLE_TARGETS[0]}'"
@@ -107,6 +109,11 @@ def open_engine(path: str | os.PathLike[str], verify: bool = True) -> Engine:
         for name, entry in manifest.files.items():
             _check_size(folder / name, entry.bytes)
     return engine
+
+
+def rank_file_name(rank: int) -> str:
+    """Name of a rank's file in its engine's folder."""
+    return f"rank{rank}.engine"
 
 
 def file_sha256(path: Path) -> str:

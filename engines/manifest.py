@@ -38,7 +38,7 @@ class Target(_Record):
     name: str
     """cpu | cuda | tensorrt | tensorrt-rtx"""
     requires: tuple[str, ...]
-    """Features that the machine must have, e.g. avx2"""
+    """Features that the machine must have, e.g. avx2 or sm_90a"""
 
 
 class Precision(_Record):
@@ -47,9 +47,9 @@ class Precision(_Record):
     dtype: str
     """Of the build: auto | f32 | f16 | bf16"""
     kv_cache_dtype: str
-    """f32 | f16 | int8"""
+    """cpu: f32 | f16 | int8; cuda: bf16 | fp8"""
     weight_formats: dict[str, int]
-    """Packed format → bytes"""
+    """Packed format → bytes, those of all ranks together"""
 
 
 class Parallel(_Record):
@@ -72,7 +72,7 @@ class Limits(_Record):
 
 
 class Memory(_Record):
-    """What a loaded engine takes, in bytes."""
+    """What one rank of a loaded engine takes, in bytes."""
 
     weights: int
     arena: int

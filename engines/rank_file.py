@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,8 @@ class RankFileWriter:
         self.path = path
         self.bytes_written = 0
         self._digest = hashlib.sha256()
+        self._hasher = ThreadPoolExecutor(1)  # hashing and writing take about as long: they run side by side
+        self._hashing: Future[None] | None = None
         self._order: list[tuple[str, TensorSpec]] = []
         header: dict[str, Any] = {"__metadata__": dict(metadata)}
         offset = 0
@@ -71,7 +74,18 @@ class RankFileWriter:
         expected, spec = self._order[self._next]
         if name != expected or array.dtype != _DTYPES[spec.dtype] or array.shape != spec.shape:
             raise Internal(f"engine writer: got {name} {array.dtype} {array.shape}, expected {expected} {spec}")
-        self._put(np.ascontiguousarray(array).data.cast("B"))
+        self.write_parts(name, (array,))
+
+    def write_parts(self, name: str, parts: Iterable[npt.NDArray[Any]]) -> None:
+        """Appends the next announced tensor, given as consecutive pieces of any shape. Raises Internal likewise."""
+        expected, spec = self._order[self._next]
+        end = self.bytes_written + spec.nbytes
+        for part in parts:
+            if name != expected or part.dtype != _DTYPES[spec.dtype] or self.bytes_written + part.nbytes > end:
+                raise Internal(f"engine writer: got {name} {part.dtype} {part.shape}, expected {expected} {spec}")
+            self._put(np.ascontiguousarray(part).reshape(-1).data.cast("B"))
+        if self.bytes_written != end:
+            raise Internal(f"engine writer: {name} is {end - self.bytes_written} bytes short of {spec}")
         self._next += 1
         while self._next < len(self._order) and self._order[self._next][0].startswith(PAD_PREFIX):
             self._put(bytes(self._order[self._next][1].nbytes))
@@ -82,6 +96,7 @@ class RankFileWriter:
         self._file.close()
         if self._next != len(self._order):
             raise Internal(f"engine writer: tensor {self._order[self._next][0]} was announced and not written")
+        self._await_hash()
         return self._digest.hexdigest()
 
     def __enter__(self) -> RankFileWriter:
@@ -91,11 +106,17 @@ class RankFileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        self._hasher.shutdown()
 
     def _put(self, data: bytes | memoryview) -> None:
+        self._await_hash()
+        self._hashing = self._hasher.submit(self._digest.update, data)
         self._file.write(data)
-        self._digest.update(data)
         self.bytes_written += len(data)
+
+    def _await_hash(self) -> None:
+        if self._hashing is not None:
+            self._hashing.result()
 
 
 def _with_padding(specs: Mapping[str, TensorSpec]) -> list[tuple[str, TensorSpec]]:

@@ -16,9 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from aotllm.builder.config import ModelConfig
+from aotllm.errors import CheckpointError
 
 FLOAT_STORAGE = ("f32", "f16", "bf16")
 """Storage formats that are plain arrays; every other one is a GGUF block format in lower case (`q4_1`, `q6_k`, …)."""
+
+
+FP8_ROW_STORAGE = "fp8"
+"""E4M3 codes with a scale per row"""
+FP8_BLOCK_STORAGE = "fp8_block"
+"""E4M3 codes with a scale per block of `FP8_BLOCK` rows and columns"""
+FP8_STORAGE = (FP8_ROW_STORAGE, FP8_BLOCK_STORAGE)
+FP8_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     storage: str
-    """f32 | f16 | bf16 | a GGUF block format in lower case"""
+    """f32 | f16 | bf16 | fp8 | fp8_block | a GGUF block format in lower case"""
     nbytes: int
     """Bytes that the stored tensor takes in the checkpoint"""
 
@@ -68,16 +77,24 @@ class Checkpoint(ABC):
         """The tensor as it is stored, rows canonical.
 
         f32 → float32, f16 → float16, bf16 → uint16 (bit patterns), each in the logical shape;
-        block formats → uint8 `[rows, bytes per row]`. Raises CheckpointError.
+        fp8, fp8_block → uint8 `[n, k]` of E4M3 codes, which `scales` belong to; block formats → uint8
+        `[rows, bytes per row]`. Raises CheckpointError.
         """
+
+    def scales(self, name: str) -> npt.NDArray[np.float32]:
+        """Of an fp8 matrix, `w = code · scale`: `[n]`, or `[ceil(n / 128), ceil(k / 128)]`. Raises CheckpointError."""
+        raise CheckpointError(f"{self.path}: tensor '{name}' has no scales")
 
     @abstractmethod
     def tokenizer(self) -> TokenizerAssets:
         """Raises CheckpointError where the checkpoint has no tokenizer that can be read."""
 
     def tensor_digest(self, name: str) -> str:
-        """SHA-256 in hex over the bytes of `read_stored(name)`. Raises CheckpointError."""
-        return hashlib.sha256(np.ascontiguousarray(self.read_stored(name)).data).hexdigest()
+        """SHA-256 in hex over the bytes of `read_stored(name)`, then of its scales. Raises CheckpointError."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.read_stored(name)).data)
+        if self.tensors()[name].storage in FP8_STORAGE:
+            digest.update(np.ascontiguousarray(self.scales(name)).data)
+        return digest.hexdigest()
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Unmap the files."""

@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aotllm.builder.checkpoints.base import Checkpoint, TensorInfo, TokenizerAssets
+from aotllm.builder.checkpoints.base import FP8_STORAGE, Checkpoint, TensorInfo, TokenizerAssets
 from aotllm.builder.checkpoints.expected import EMBEDDING, select_tensors
 from aotllm.builder.checkpoints.huggingface_config import read_config
+from aotllm.builder.checkpoints.huggingface_fp8 import checked_scales, dequantize, is_companion, scale_name
 from aotllm.builder.checkpoints.json_file import read_json_object
 from aotllm.builder.checkpoints.safetensors_file import SafetensorsFile
 from aotllm.builder.checkpoints.validate import validate
+from aotllm.builder.numerics import bf16_values
 from aotllm.errors import CheckpointError, UnsupportedModel
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_STORAGE = {"F32": ("f32", "<f4"), "F16": ("f16", "<f2"), "BF16": ("bf16", "<u2")}
-"""dtype of the file → storage name and NumPy type."""
+_STORAGE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+"""dtype of the file → storage name; that of F8_E4M3 depends on its scales."""
+_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1"}
 
 _PREFIXES = (
     ("language_model.model.", "model."),
@@ -45,6 +48,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         generation = read_json_object(generation_file) if generation_file.exists() else {}
         config = validate(read_config(read_json_object(config_file), generation, str(config_file)), str(config_file))
         self._files: list[SafetensorsFile] = []
+        self._scales: dict[str, str] = {}  # canonical name of an fp8 matrix → that of its scales
         try:
             self._open_weights()
             self._sources = self._locate()
@@ -65,13 +69,30 @@ class HuggingFaceCheckpoint(Checkpoint):
         info = self._info(name)
         file, stored_name = self._sources[name]
         tensor = file.tensors[stored_name]
-        return file.file.array(tensor.offset, info.shape, _STORAGE[tensor.dtype][1])
+        return file.file.array(tensor.offset, info.shape, _NUMPY_TYPES[tensor.dtype])
+
+    def scales(self, name: str) -> npt.NDArray[np.float32]:
+        """See `Checkpoint`."""
+        info = self._info(name)
+        if name not in self._scales:
+            return super().scales(name)
+        file, stored_name = self._sources[self._scales[name]]
+        tensor = file.tensors[stored_name]
+        if tensor.dtype not in _STORAGE:
+            raise CheckpointError(
+                f"{file.path}: tensor '{stored_name}' holds {tensor.dtype} values, expected F32 or BF16"
+            )
+        stored = file.file.array(tensor.offset, tensor.shape, _NUMPY_TYPES[tensor.dtype])
+        values = bf16_values(stored) if tensor.dtype == "BF16" else stored.astype(np.float32)
+        return checked_scales(stored_name, values, info.shape[0], info.storage)
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
         """The tensor as float32 (a read-only view where it is stored so)."""
         stored = self.read_stored(name)
+        if name in self._scales:
+            return dequantize(stored, self.scales(name))
         if stored.dtype == np.uint16:
-            return (stored.astype(np.uint32) << 16).view(np.float32)
+            return bf16_values(stored)
         return stored.astype(np.float32, copy=False)
 
     def tokenizer(self) -> TokenizerAssets:
@@ -127,19 +148,24 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     def _infos(self) -> dict[str, TensorInfo]:
         infos = {}
+        shapes = {name: file.tensors[stored].shape for name, (file, stored) in self._sources.items()}
         for name, (file, stored_name) in self._sources.items():
             tensor = file.tensors[stored_name]
-            storage = _STORAGE[tensor.dtype][0] if tensor.dtype in _STORAGE else tensor.dtype
+            if is_companion(name):
+                continue
+            storage = _STORAGE.get(tensor.dtype, tensor.dtype)
+            if tensor.dtype == "F8_E4M3":
+                self._scales[name], storage = scale_name(name, tensor.shape, shapes, str(self.path))
             infos[name] = TensorInfo(name, tensor.shape, storage, tensor.nbytes)
         return infos
 
     def _refuse_other_types(self) -> None:
-        known = [storage for storage, _ in _STORAGE.values()]
+        known = (*_STORAGE.values(), *FP8_STORAGE)
         for name, info in self._tensors.items():
             if info.storage not in known:
                 raise UnsupportedModel(
                     f"{self._sources[name][0].path}: tensor '{self._stored_name(name)}' holds {info.storage} values; "
-                    f"weights must be {', '.join(_STORAGE)}"
+                    f"weights must be {', '.join(_NUMPY_TYPES)}"
                 )
 
     def _stored_name(self, name: str) -> str:

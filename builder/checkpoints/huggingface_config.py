@@ -11,6 +11,7 @@ from typing import Any
 
 from aotllm.builder.checkpoints.expected import SANDWICH_NORM_ARCHITECTURES
 from aotllm.builder.checkpoints.fields import REQUIRED, Fields
+from aotllm.builder.checkpoints.huggingface_fp8 import refuse_other_quantizations
 from aotllm.builder.checkpoints.huggingface_rope import read_rope
 from aotllm.builder.checkpoints.validate import MAX_LAYERS
 from aotllm.builder.config import ModelConfig
@@ -172,11 +173,7 @@ def _architecture(top: Fields) -> str:
 def _refuse_unsupported(top: Fields, text: Fields) -> None:
     quantization = top.child("quantization_config") or text.child("quantization_config")
     if quantization is not None:
-        method = quantization.raw("quant_method") or "an unnamed method"
-        raise UnsupportedModel(
-            f"{top.source}: weights quantized by {method} are not implemented; use the f32, f16 or bf16 checkpoint, "
-            "or a GGUF file"
-        )
+        refuse_other_quantizations(quantization)
     if text.boolean("use_bidirectional_attention", False):
         raise UnsupportedModel(f"{top.source}: bidirectional attention is not implemented; only causal models are")
 

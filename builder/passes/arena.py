@@ -30,17 +30,17 @@ class Placement:
     """Where buffers go."""
 
     offsets: tuple[int, ...]
-    """Bytes from the start of the arena, multiples of `ALIGNMENT`, in the order of the buffers given"""
+    """Bytes from the start of the arena, multiples of the alignment, in the order of the buffers given"""
     size: int
-    """Bytes of the arena, a multiple of `ALIGNMENT`"""
+    """Bytes of the arena, a multiple of the alignment"""
 
 
-def aligned(size: int) -> int:
-    """`size` rounded up to `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `size`."""
+    return -(-size // multiple) * multiple
 
 
-def place(lifetimes: Sequence[Lifetime]) -> Placement:
+def place(lifetimes: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Placement:
     """Greedy by size: the largest buffer first, each into the tightest gap that its living neighbours leave.
 
     The same heuristic as TFLite's "greedy by size" (arXiv 2001.03288), which is near optimal for chains of layers. The
@@ -50,12 +50,12 @@ def place(lifetimes: Sequence[Lifetime]) -> Placement:
     for index in sorted(range(len(lifetimes)), key=lambda i: -lifetimes[i].size):
         buffer = lifetimes[index]
         neighbours = sorted(
-            (offsets[other], offsets[other] + aligned(lifetimes[other].size))
+            (offsets[other], offsets[other] + round_up(lifetimes[other].size, alignment))
             for other in offsets
             if lifetimes[other].overlaps(buffer)
         )
-        offsets[index] = _tightest_gap(neighbours, aligned(buffer.size))
-    size = max((offsets[i] + aligned(buffer.size) for i, buffer in enumerate(lifetimes)), default=0)
+        offsets[index] = _tightest_gap(neighbours, round_up(buffer.size, alignment))
+    size = max((offsets[i] + round_up(buffer.size, alignment) for i, buffer in enumerate(lifetimes)), default=0)
     return Placement(tuple(offsets[i] for i in range(len(lifetimes))), size)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import onnx_ir as ir
 
-from aotllm.builder.passes.arena import Lifetime, place
+from aotllm.builder.passes.arena import ALIGNMENT, Lifetime, place, round_up
 from aotllm.builder.passes.fuse import operands
 from aotllm.builder.passes.fused_ops import (
     EMBEDDING,
@@ -24,7 +24,6 @@ from aotllm.errors import Internal
 BUFFER = "buffer"
 """Metadata of a value: index of its buffer"""
 _ARENA = "arena"
-_FLOAT_BYTES = 4
 _ROLES = {
     EMBEDDING: "hidden",
     NORM_QKV_ROPE: "query",
@@ -35,8 +34,21 @@ _ROLES = {
 
 
 @dataclass(frozen=True)
+class ArenaLayout:
+    """What a target's kernels want of buffers."""
+
+    element_bytes: int = 4
+    alignment: int = ALIGNMENT
+    """Bytes; of each buffer's offset"""
+    row_multiple: int = 1
+    """A buffer has `max_num_tokens` rows rounded up to this: kernels may write whole tiles of rows"""
+    gated_multiple: int = 1
+    """What `norm_swiglu` makes is padded to a width of a multiple of this"""
+
+
+@dataclass(frozen=True)
 class Buffer:
-    """float32 `[max_num_tokens, width]` at `offset` bytes."""
+    """`[rows, width]` at `offset` bytes; `ArenaLayout` says how many rows, and of what."""
 
     name: str
     width: int
@@ -52,7 +64,7 @@ class ArenaPlan:
     buffers: tuple[Buffer, ...]
 
 
-def plan_arena(model: ir.Model, max_num_tokens: int) -> None:
+def plan_arena(model: ir.Model, max_num_tokens: int, layout: ArenaLayout | None = None) -> None:
     """Assigns the values of a fused `model` to buffers, in place; `arena_plan` and `buffer_index` read the result.
 
     A value lives from the op that makes it to the last one that reads it. `linear_residual` writes over its residual
@@ -61,11 +73,14 @@ def plan_arena(model: ir.Model, max_num_tokens: int) -> None:
 
     Args:
         model: fused, its K and V marked.
-        max_num_tokens: rows of every buffer.
+        max_num_tokens: tokens of a step, at most.
+        layout: what the target wants of buffers; default: float32, rows as they are.
 
     Raises:
         Internal: a value that needs a buffer has no static width.
     """
+    layout = layout or ArenaLayout()
+    column_bytes = round_up(max_num_tokens, layout.row_multiple) * layout.element_bytes
     nodes = list(model.graph)
     steps = {node: step for step, node in enumerate(nodes)}
     owners = _owners(model, nodes, steps)
@@ -74,14 +89,15 @@ def plan_arena(model: ir.Model, max_num_tokens: int) -> None:
         first, last = _life(value, steps)
         known_first, known_last = lives.get(owner, (first, last))
         lives[owner] = (min(first, known_first), max(last, known_last))
-    lifetimes = {owner: Lifetime(max_num_tokens * _width(owner) * _FLOAT_BYTES, *life) for owner, life in lives.items()}
-    placement = place(list(lifetimes.values()))
+    widths = {owner: _buffer_width(owner, layout) for owner in lives}
+    lifetimes = {owner: Lifetime(column_bytes * widths[owner], *life) for owner, life in lives.items()}
+    placement = place(list(lifetimes.values()), layout.alignment)
     buffers: dict[Buffer, int] = {}
     places: dict[ir.Value, int] = {}
     for owner, offset in zip(lifetimes, placement.offsets, strict=True):
         producer = owner.producer()
         assert producer is not None
-        buffer = Buffer(_ROLES[producer.op_type], _width(owner), offset)
+        buffer = Buffer(_ROLES[producer.op_type], widths[owner], offset)
         places[owner] = buffers.setdefault(buffer, len(buffers))
     for value, owner in owners.items():
         value.metadata_props[BUFFER] = str(places[owner])
@@ -123,6 +139,12 @@ def _life(value: ir.Value, steps: Mapping[ir.Node, int]) -> tuple[int, int]:
     producer = value.producer()
     assert producer is not None
     return steps[producer], max((steps[node] for node in value.consumers()), default=steps[producer])
+
+
+def _buffer_width(value: ir.Value, layout: ArenaLayout) -> int:
+    producer = value.producer()
+    gated = producer is not None and producer.op_type == NORM_SWIGLU
+    return round_up(_width(value), layout.gated_multiple if gated else 1)
 
 
 def _width(value: ir.Value) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 F32 = np.float32
-KV_DTYPES = {"f32": np.float32, "f16": np.float16, "int8": np.float32}  # int8: what scale · code makes
+KV_DTYPES = {"f32": np.float32, "f16": np.float16}  # else float32; int8: what scale · code makes
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,19 @@ class Batch:
 class PlanInterpreter:
     """Runs the steps of one engine. `step` has the signature of `aotllm._runtime.CpuRunner.step`."""
 
+    element_bytes = 4  # of a buffer in the arena
+
     def __init__(self, plan: dict[str, Any], tensors: Mapping[str, np.ndarray], num_blocks: int):
         assert plan["version"] == 1
-        assert plan["target"] == "cpu"
         self.plan = plan
         self.tensors = tensors
-        self.arena = np.zeros(plan["arena_bytes"], np.uint8)
+        self.arena = np.zeros(plan["arena_bytes"] // self.element_bytes, F32)
         kv = plan["kv"]
         self.cache = [  # per layer: K, V [num_blocks, tokens_per_block, num_kv_heads, head_dim]
             np.full(
                 (2, num_blocks, kv["tokens_per_block"], layer["num_kv_heads"], layer["head_dim"]),
                 np.nan,
-                KV_DTYPES[kv["dtype"]],
+                KV_DTYPES.get(kv["dtype"], np.float32),
             )
             for layer in kv["layers"]
         ]
@@ -67,22 +68,27 @@ class PlanInterpreter:
         """Logits `[rows, vocab_size]` of the tokens that were asked for (`none` | `last` | `all` per sequence)."""
         batch = Batch.of(tokens, start_positions, block_tables, logits)
         assert len(batch.token_ids) <= self.plan["max_num_tokens"]
-        self.arena.view(F32)[:] = np.nan
+        self.arena[:] = np.nan
         result = None
         for op in self.plan["ops"]:
             assert result is None, "lm_head is the last op"
-            in_place = op.get("residual") == op.get("out")
-            if "out" in op and not in_place:
-                self.buffer(op["out"], batch)[:] = np.nan
-            result = getattr(self, op["op"])(op, batch)
+            result = self.run(op, batch)
         assert result is not None, "the last op is lm_head"
         return result
+
+    def run(self, op, batch):
+        in_place = op.get("residual") == op.get("out")
+        if "out" in op and not in_place:
+            self.buffer(op["out"], batch)[:] = np.nan
+        return getattr(self, op["op"])(op, batch)
 
     # The ops.
 
     def embedding(self, op, batch):
-        rows = self.matrix(op["linear"])[batch.token_ids]
-        self.buffer(op["out"], batch)[:] = F32(op["scale"]) * rows
+        self.buffer(op["out"], batch)[:] = self.looked_up(op, batch)
+
+    def looked_up(self, op, batch):
+        return F32(op["scale"]) * self.matrix(op["linear"])[batch.token_ids]
 
     def norm_qkv_rope(self, op, batch):
         heads, kv_heads, dim = op["num_heads"], op["num_kv_heads"], op["head_dim"]
@@ -122,16 +128,18 @@ class PlanInterpreter:
         residual = self.buffer(op["residual"], batch).copy()
         out = self.buffer(op["out"], batch)
         out[:] = np.nan  # it may be the residual's buffer, but not the input's
-        y = self.linear(op["linear"], self.buffer(op["in"], batch), op.get("bias"))
-        if op.get("post_norm"):
-            y = rms_norm(y, self.tensors[op["post_norm"]], op["eps"])
-        out[:] = residual + y
+        out[:] = residual + self.normed(op, self.linear(op["linear"], self.buffer(op["in"], batch), op.get("bias")))
+
+    def normed(self, op, y):
+        return rms_norm(y, self.tensors[op["post_norm"]], op["eps"]) if op.get("post_norm") else y
 
     def norm_swiglu(self, op, batch):
         h = rms_norm(self.buffer(op["in"], batch), self.tensors[op["norm"]], op["eps"])
-        gate = self.linear(op["gate"], h, op.get("gate_bias"))
-        up = self.linear(op["up"], h, op.get("up_bias"))
+        gate, up = self.gate_and_up(op, h)
         self.buffer(op["out"], batch)[:] = {"silu": silu, "gelu_tanh": gelu_tanh}[op["activation"]](gate) * up
+
+    def gate_and_up(self, op, h):
+        return self.linear(op["gate"], h, op.get("gate_bias")), self.linear(op["up"], h, op.get("up_bias"))
 
     def lm_head(self, op, batch):
         h = rms_norm(self.buffer(op["in"], batch)[batch.logit_rows], self.tensors[op["norm"]], op["eps"])
@@ -142,10 +150,14 @@ class PlanInterpreter:
     def buffer(self, index, batch):
         """float32 `[tokens, width]`: a view of the arena."""
         record = self.plan["buffers"][index]
-        nbytes = self.plan["max_num_tokens"] * record["width"] * 4
-        data = self.arena[record["offset"] : record["offset"] + nbytes]
-        assert len(data) == nbytes, f"buffer {index} ends outside the arena"
-        return data.view(F32).reshape(-1, record["width"])[: len(batch.token_ids)]
+        first, size = record["offset"] // self.element_bytes, self.rows() * record["width"]
+        data = self.arena[first : first + size]
+        assert len(data) == size, f"buffer {index} ends outside the arena"
+        return data.reshape(-1, record["width"])[: len(batch.token_ids)]
+
+    def rows(self):
+        """Rows of every buffer."""
+        return self.plan["max_num_tokens"]
 
     def matrix(self, name):
         """`[n, k]`: the segments of a linear, one under the other."""

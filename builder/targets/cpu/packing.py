@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aotllm.builder.numerics import bf16_bits, stored_values
 from aotllm.builder.targets.cpu import packing_panels as panels
 from aotllm.builder.targets.cpu.packing_blocks import GGUF_TYPES, U8
 from aotllm.builder.targets.cpu.packing_formats import (
@@ -21,7 +22,7 @@ from aotllm.builder.targets.cpu.packing_formats import (
     PANEL_ROWS,
     panel_bytes,
 )
-from aotllm.builder.targets.cpu.packing_reexpress import REEXPRESSED, dequantize_stored, reexpress
+from aotllm.builder.targets.cpu.packing_reexpress import REEXPRESSED, reexpress
 from aotllm.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["pack_segment", "panel_bytes", "segment_format", "segment_nbytes", "unpack_segment"]
@@ -136,13 +137,13 @@ def _check(stored: npt.NDArray[Any], storage: str, n: int, k: int, fmt: str) -> 
 def _pack_rows(rows: npt.NDArray[Any], storage: str, fmt: str) -> U8:
     if fmt in FLOAT_FORMATS:
         if storage != fmt:
-            rows = _narrow(dequantize_stored(rows, storage), fmt)
+            rows = _narrow(stored_values(rows, storage), fmt)
         return panels.pack_floats(rows)
     if storage in GGUF_TYPES and GGUF_TYPES[storage].fmt == fmt:
         block_type = GGUF_TYPES[storage]
         blocks = block_type.parse(np.ascontiguousarray(rows).reshape(rows.shape[0], -1, block_type.type_size))
     else:
-        blocks = reexpress(dequantize_stored(rows, storage), storage)
+        blocks = reexpress(stored_values(rows, storage), storage)
     return panels.pack_blocks(blocks, BLOCK_FORMATS[fmt])
 
 
@@ -153,7 +154,4 @@ def _narrow(values: npt.NDArray[np.float32], fmt: str) -> npt.NDArray[Any]:
     if fmt == "f16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
-    quiet_nan = (bits >> 16) | np.uint32(0x40)
-    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+    return bf16_bits(values)

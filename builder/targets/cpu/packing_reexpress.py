@@ -7,12 +7,11 @@ built that way, so the magnitudes that each can produce give the few divisors wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
 
 from aotllm.builder.targets.cpu.packing_blocks import Blocks
 
@@ -56,17 +55,6 @@ def _reexpressed() -> dict[str, Reexpressed]:
 
 
 REEXPRESSED: Final = _reexpressed()
-
-
-def dequantize_stored(rows: npt.NDArray[Any], storage: str) -> npt.NDArray[np.float32]:
-    """Rows as `Checkpoint.read_stored` gives them → float32 `[rows, k]`."""
-    if storage == "bf16":
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    if storage in ("f32", "f16"):
-        return np.ascontiguousarray(rows, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = quants.dequantize(np.ascontiguousarray(rows), gguf.GGMLQuantizationType[storage.upper()])
-    return np.ascontiguousarray(values, np.float32)
 
 
 def reexpress(values: npt.NDArray[np.float32], storage: str) -> Blocks:

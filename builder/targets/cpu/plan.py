@@ -1,55 +1,10 @@
-"""The plan of the CPU target as types.
-
-`docs/engine_format.md` is the contract; the runtime checks a plan against it when it loads an engine.
-"""
+"""The plan of the CPU target as types; `aotllm.builder.targets.plan` has what all targets share."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
-PLAN_VERSION = 1
-
-Op = dict[str, Any]
-"""An op record: `op` is its name, the other fields are those of the format's table. `in`, `out` and `residual` are
-indices of buffers, `linear`, `gate` and `up` names of linears, `norm`, `bias` and the like names of tensors. Fields
-that an op does not use are absent."""
-
-
-class BufferRecord(TypedDict):
-    """float32 `[max_num_tokens, width]` at `offset` bytes in the arena."""
-
-    name: str
-    width: int
-    offset: int
-
-
-class RopeRecord(TypedDict):
-    """A table of rotary frequencies: the tensor's name, and the factor on cos and sin."""
-
-    inv_freq: str
-    attention_factor: float
-
-
-class KvLayerRecord(TypedDict):
-    """The cache of one layer; `window` in tokens, 0 = all."""
-
-    num_kv_heads: int
-    head_dim: int
-    window: int
-
-
-class KvRecord(TypedDict):
-    """The cache of all layers; `dtype` is f32, f16 or int8."""
-
-    dtype: str
-    tokens_per_block: int
-    layers: list[KvLayerRecord]
-
-
-def kv_bytes_per_token(kv: KvRecord) -> int:
-    """Bytes that one token takes in the cache: K and V of all layers, an int8 head's float32 scale included."""
-    element, scale = {"f32": (4, 0), "f16": (2, 0), "int8": (1, 4)}[kv["dtype"]]
-    return sum(2 * layer["num_kv_heads"] * (element * layer["head_dim"] + scale) for layer in kv["layers"])
+from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord
 
 
 class SegmentRecord(TypedDict):

@@ -46,7 +46,7 @@ class PlannedEngine(Engine):
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     manifest = write_engine(tmp_path / "engine")
     engine = PlannedEngine(tmp_path / "engine", manifest)
-    monkeypatch.setattr("aotllm.engines.open_engine", lambda path, verify: engine)
+    monkeypatch.setattr("aotllm.engines.open_engine", lambda path, **_: engine)
     return manifest
 
 

@@ -26,7 +26,7 @@ def test_the_model_runs_unchanged_after_every_pass(name):
         np.testing.assert_array_equal(run_graph(model, tokens), expected)
 
     reports = run_passes(model, config, max_num_tokens=16, on_pass=check)
-    assert seen == ["fuse", "kv_layout", "arena_plan"] == [report.name for report in reports]
+    assert seen == ["fuse", "shard", "kv_layout", "arena_plan"] == [report.name for report in reports]
 
 
 def test_reports_count_nodes():
@@ -34,5 +34,5 @@ def test_reports_count_nodes():
     model = trace(random_checkpoint(config), 64)
     before = len(model.graph)
     reports = run_passes(model, config, max_num_tokens=16)
-    assert [(r.nodes_before, r.nodes_after) for r in reports] == [(before, 17), (17, 17), (17, 17)]
+    assert [(r.nodes_before, r.nodes_after) for r in reports] == [(before, 17), (17, 17), (17, 17), (17, 17)]
     assert all(r.seconds >= 0 for r in reports)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from aotllm.builder.config import RopeConfig
 from aotllm.builder.models import trace
 from aotllm.builder.passes import arena_plan, run_passes
-from aotllm.builder.targets.cpu.lowering import Lowered, engine_name, lower
-from aotllm.builder.targets.cpu.plan import kv_bytes_per_token
+from aotllm.builder.targets.cpu.lowering import Lowered, lower
+from aotllm.builder.targets.lowering import engine_name
+from aotllm.builder.targets.plan import kv_bytes_per_token
 from aotllm.errors import Internal, UnsupportedModel
 from tests.builder.fakes import (
     CONFIGS,

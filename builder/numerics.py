@@ -1,0 +1,107 @@
+"""Number formats of 16 and 8 bits as numpy knows them not: bfloat16 and E4M3 as integers, rounded to nearest even."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
+
+E4M3_MAX: Final = 448.0
+E4M3_NAN: Final = 0x7F
+
+
+def bf16_bits(values: F32) -> U16:
+    """float32 → bfloat16 bits, rounded half to even; a NaN stays one."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    quiet_nan = (bits >> 16) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+def bf16_values(bits: U16) -> F32:
+    """bfloat16 bits → float32."""
+    wide = np.empty(bits.shape, np.uint32)
+    np.left_shift(bits, 16, out=wide, dtype=np.uint32)
+    return wide.view(np.float32)
+
+
+def stored_values(rows: npt.NDArray[Any], storage: str) -> F32:
+    """Rows as `Checkpoint.read_stored` gives them → float32 `[rows, k]`."""
+    if storage == "bf16":
+        return bf16_values(rows)
+    if storage in ("f32", "f16"):
+        return np.ascontiguousarray(rows, np.float32)
+    import gguf
+    from gguf import quants
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = quants.dequantize(np.ascontiguousarray(rows), gguf.GGMLQuantizationType[storage.upper()])
+    return np.ascontiguousarray(values, np.float32)
+
+
+def e4m3_codes(values: F32) -> U8:
+    """float32 → E4M3 (the finite kind: ±448 at most), rounded half to even, larger magnitudes saturated; NaN → NaN.
+
+    A float32 is first cut to 16 bits with its last bit set where anything was lost (rounding to odd). Those 16 bits
+    round to E4M3's 4 as the float32 itself does, so that a table of 65,536 entries gives the code.
+    """
+    halves = np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2)  # [..., low half, high half]
+    odd = halves[..., 1] | (halves[..., 0] != 0)
+    codes: U8 = np.take(_e4m3_of_bf16(), odd)
+    return codes
+
+
+@cache
+def e4m3_values() -> F32:
+    """What each of the 256 codes stands for."""
+    codes = np.arange(256, dtype=np.int64)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    magnitude[codes & 0x7F == E4M3_NAN] = np.nan
+    return np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
+
+
+@cache
+def _e4m3_of_bf16() -> U8:
+    """The code of every bfloat16."""
+    values = bf16_values(np.arange(1 << 16, dtype=np.uint16))
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        magnitude = np.abs(values).astype(np.float64)
+    finite = e4m3_values()[:E4M3_NAN].astype(np.float64)  # ascending; the index is the code
+    middles = (finite[:-1] + finite[1:]) / 2
+    codes = np.searchsorted(middles, magnitude)  # a middle itself goes to the code below …
+    tie = middles[np.minimum(codes, len(middles) - 1)] == magnitude
+    codes += tie & (codes % 2 == 1)  # … unless the one above is even
+    codes[np.isnan(values)] = E4M3_NAN
+    return (codes | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+
+
+def dequantize_fp8(codes: U8, scales: F32) -> F32:
+    """`code · scale`, float32 `[n, k]`.
+
+    Args:
+        codes: E4M3, `[n, k]`.
+        scales: one per row, `[n]`, or one per row and block of 128 columns, `[n, ceil(k / 128)]`.
+    """
+    values: F32 = e4m3_values()[codes]
+    if scales.ndim == 1:
+        return values * scales[:, None]
+    return values * np.repeat(scales, 128, axis=1)[:, : codes.shape[1]]
+
+
+def e4m3_row_scales(rows: F32) -> F32:
+    """`max|w| / 448` of each row, 1 for a row of zeros; not finite where a value of the row is not.
+
+    Args:
+        rows: `[n, k]`, k positive.
+    """
+    with np.errstate(all="ignore"):
+        largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+        scales = np.maximum(largest / np.float32(E4M3_MAX), np.finfo(np.float32).tiny)
+    return np.where(largest == 0, np.float32(1), scales).astype(np.float32, copy=False)

@@ -1,0 +1,55 @@
+"""The plan of the CUDA target as types; `aotllm.builder.targets.plan` has what all targets share."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord
+
+
+class TensorParallelRecord(TypedDict):
+    """Which of how many ranks a plan is for."""
+
+    size: int
+    rank: int
+
+
+class _MatrixRecord(TypedDict):
+    n: int
+    k: int
+    format: str
+    tensor: str
+
+
+class LinearRecord(_MatrixRecord, total=False):
+    """A matrix `[n, k]` in one format: the tensor of its codes, and that of its scales where the format has them."""
+
+    scales: str
+
+
+class TacticRecord(TypedDict):
+    """The kernel for up to `max_rows` rows."""
+
+    max_rows: int
+    kernel: str
+
+
+class Plan(TypedDict):
+    """The whole program of a step of one rank."""
+
+    version: int
+    target: str
+    sm: int
+    tp: TensorParallelRecord
+    vocab_size: int
+    hidden_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_batch_size: int
+    arena_bytes: int
+    buffers: list[BufferRecord]
+    rope: list[RopeRecord]
+    kv: KvRecord
+    linears: dict[str, LinearRecord]
+    tactics: dict[str, list[TacticRecord]]
+    ops: list[Op]

@@ -1,0 +1,77 @@
+"""The CUDA target: from a checkpoint to the programs of its ranks. No GPU is needed, nor looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotllm.builder.checkpoints.base import FP8_BLOCK_STORAGE, FP8_STORAGE, Checkpoint
+from aotllm.builder.checkpoints.expected import EMBEDDING, LM_HEAD
+from aotllm.builder.models import trace
+from aotllm.builder.options import FP8_SM, BuildOptions
+from aotllm.builder.passes import Partition, run_passes
+from aotllm.builder.targets.cuda.lowering import arena_layout, lower
+from aotllm.builder.targets.cuda.packing import pack_jobs
+from aotllm.builder.targets.program import CompiledModel, RankProgram, ready
+
+BLOCK_GATE_UP_FORMAT = "bf16"
+"""Of `gate_up` where the checkpoint has it in blocks: bf16 or fp8_block. Its rows of gate and up take turns, so that in
+`fp8_block` a tile of rows has two scales per block of columns (`docs/engine_format.md`); the GEMMs of this version take
+one. bf16 holds code · scale to 1 part in 512"""
+_GATE_AND_UP = (".gate_proj.weight", ".up_proj.weight")
+_REQUIRES = {80: "sm_80", 89: "sm_89", 90: "sm_90a"}
+
+
+def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel:
+    """Traces, fuses, shards and lowers the model. Of its weights only the small ones are read.
+
+    Raises:
+        CheckpointError, UnsupportedModel: the model cannot be read, or the target cannot run it.
+    """
+    config, limits = checkpoint.config, options.shape_limits()
+    max_seq_len = options.max_seq_len or config.max_position_embeddings
+    graph = trace(checkpoint, max_seq_len)
+    linear_format = _linear_format(checkpoint, options)
+    layout = arena_layout({linear_format(name) for name, info in checkpoint.tensors().items() if len(info.shape) > 1})
+    run_passes(graph, config, max_num_tokens=limits.max_num_tokens, layout=layout, tp=options.tp)
+    ranks = []
+    for rank in range(options.tp):
+        lowered = lower(
+            graph,
+            config,
+            Partition(config, options.tp, rank),
+            linear_format=linear_format,
+            layout=layout,
+            sm=options.cuda_sm(),
+            kv_dtype="bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
+            tokens_per_block=limits.tokens_per_block,
+            max_seq_len=max_seq_len,
+            max_num_tokens=limits.max_num_tokens,
+            max_batch_size=limits.max_batch_size,
+        )
+        packed = [
+            job
+            for name, matrix in lowered.matrices.items()
+            for job in pack_jobs(checkpoint, name, matrix, lowered.plan["linears"][name]["format"])
+        ]
+        ranks.append(RankProgram(lowered.plan, (*packed, *(ready(j.tensor, j.compute()) for j in lowered.dense_jobs))))
+    return CompiledModel(graph, tuple(ranks), (_REQUIRES[options.cuda_sm()],))
+
+
+def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[str], str]:
+    """Canonical name of a matrix → format.
+
+    FP8 matrices of the checkpoint stay as they are where the device can multiply them. Embeddings are looked up, not
+    multiplied by; the head stays bf16 unless asked for, as it decides which token wins.
+    """
+    kept = {EMBEDDING} if options.quantize_lm_head else {EMBEDDING, LM_HEAD}
+    tensors = checkpoint.tensors()
+
+    def linear_format(name: str) -> str:
+        storage = tensors[name].storage
+        if storage in FP8_STORAGE:
+            if name == EMBEDDING or options.cuda_sm() < FP8_SM:
+                return "bf16"
+            return BLOCK_GATE_UP_FORMAT if storage == FP8_BLOCK_STORAGE and name.endswith(_GATE_AND_UP) else storage
+        return "bf16" if options.quantize is None or name in kept else options.quantize
+
+    return linear_format

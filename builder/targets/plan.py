@@ -1,0 +1,56 @@
+"""What the plans of all targets have in common, as types.
+
+`docs/engine_format.md` is the contract; the runtime checks a plan against it when it loads an engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+PLAN_VERSION = 1
+
+Op = dict[str, Any]
+"""An op record: `op` is its name, the other fields are those of the format's table. `in`, `out` and `residual` are
+indices of buffers, `linear`, `gate` and `up` names of linears, `norm`, `bias` and the like names of tensors. Fields
+that an op does not use are absent."""
+
+
+class BufferRecord(TypedDict):
+    """`[rows, width]` at `offset` bytes in the arena; the target says how many rows, and of what."""
+
+    name: str
+    width: int
+    offset: int
+
+
+class RopeRecord(TypedDict):
+    """A table of rotary frequencies: the tensor's name, and the factor on cos and sin."""
+
+    inv_freq: str
+    attention_factor: float
+
+
+class KvLayerRecord(TypedDict):
+    """The cache of one layer; `window` in tokens, 0 = all."""
+
+    num_kv_heads: int
+    head_dim: int
+    window: int
+
+
+class KvRecord(TypedDict):
+    """The cache of all layers; `dtype` is f32, f16 or int8 (cpu), bf16 or fp8 (cuda)."""
+
+    dtype: str
+    tokens_per_block: int
+    layers: list[KvLayerRecord]
+
+
+KV_ELEMENTS = {"f32": (4, 0), "f16": (2, 0), "int8": (1, 4), "bf16": (2, 0), "fp8": (1, 0)}
+"""Type of the cache → bytes of a value, and of what each head of a token has besides (int8: a float32 scale)"""
+
+
+def kv_bytes_per_token(kv: KvRecord) -> int:
+    """Bytes that one token takes in the cache: K and V of all layers."""
+    element, scale = KV_ELEMENTS[kv["dtype"]]
+    return sum(2 * layer["num_kv_heads"] * (element * layer["head_dim"] + scale) for layer in kv["layers"])

@@ -1,0 +1,58 @@
+"""What a build may be asked for: defaults by target, refusals that say what, got and allowed, flags that rebuild."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotllm.builder.options import BuildOptions, ShapeLimits
+from aotllm.errors import InvalidRequest, UnsupportedModel
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, ShapeLimits(64, 512, 16)),
+        ({"target": "cuda"}, ShapeLimits(256, 8192, 64)),
+        ({"target": "cuda", "max_batch_size": 3, "tokens_per_block": 32}, ShapeLimits(3, 8192, 32)),
+    ],
+)
+def test_defaults_follow_the_target(options, limits):
+    BuildOptions(**options).validate()
+    assert BuildOptions(**options).shape_limits() == limits
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"target": "gpu"}, InvalidRequest, "target: got 'gpu', expected one of cpu, cuda"),
+        ({"target": "tensorrt"}, UnsupportedModel, "'tensorrt' is not implemented .* cpu, cuda"),
+        ({"sm": 90}, InvalidRequest, "sm: got 90, .*cuda"),
+        ({"target": "cuda", "sm": 75}, InvalidRequest, "sm: got 75, expected one of 80, 89, 90"),
+        ({"target": "cuda", "dtype": "f16"}, InvalidRequest, "dtype: got 'f16', expected one of auto, bf16 on .*cuda"),
+        ({"target": "cuda", "kv_cache_dtype": "int8"}, InvalidRequest, "got 'int8', expected one of auto, bf16, fp8"),
+        ({"kv_cache_dtype": "fp8"}, InvalidRequest, "got 'fp8', expected one of auto, f32, f16, int8 on target cpu"),
+        ({"target": "cuda", "sm": 80, "quantize": "fp8"}, InvalidRequest, "quantize: got fp8, .*sm 89"),
+        ({"target": "cuda", "sm": 80, "kv_cache_dtype": "fp8"}, InvalidRequest, "kv_cache_dtype: got fp8, .*sm 89"),
+        ({"target": "cuda", "quantize": "int4"}, UnsupportedModel, "quantize='int4' .* available: fp8"),
+        ({"target": "cuda", "quantize": "fp4"}, InvalidRequest, "got 'fp4', expected one of fp8, int8, int4"),
+        ({"quantize": "fp8"}, UnsupportedModel, "quantize='fp8' is not implemented for the cpu target"),
+        ({"target": "cuda", "quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true"),
+        ({"target": "cuda", "tokens_per_block": 48}, InvalidRequest, "got 48, expected 16, 32, 64 or 128"),
+        (
+            {"target": "cuda", "max_num_tokens": 255},
+            InvalidRequest,
+            r"got 255, expected at least max_batch_size \(256\)",
+        ),
+        ({"target": "cuda", "tp": 65}, InvalidRequest, "tp: got 65, expected at most 64"),
+        ({"target": "cuda", "pp": 2}, UnsupportedModel, "pp=2"),
+        ({"tp": 2}, UnsupportedModel, "tp=2: the cpu target"),
+    ],
+)
+def test_refusals(options, error, message):
+    with pytest.raises(error, match=message):
+        BuildOptions(**options).validate()
+
+
+def test_flags_build_the_engine_again():
+    options = BuildOptions(target="cuda", quantize="fp8", quantize_lm_head=True, tp=8, sm=90, force=True)
+    assert options.flags() == ("--target cuda", "--sm 90", "--quantize fp8", "--quantize-lm-head", "--tp 8")
