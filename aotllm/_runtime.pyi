@@ -1,6 +1,7 @@
 """Types of the compiled runtime (`runtime_cpp/src/bindings/`). Errors are the classes of `aotllm.errors`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,9 @@ import numpy.typing as npt
 def cpu_isa() -> str:
     """The ISA whose kernels run here: avx2 | avx512 | avx512_vnni. Honours AOTLLM_FORCE_ISA (a lower one only).
     Raises EngineIncompatible on a machine without AVX2+FMA+F16C."""
+
+def has_cuda() -> bool:
+    """Whether this build can run engines of target cuda."""
 
 def default_num_threads() -> int:
     """Threads that the CPU target uses unless told: CPUs of the affinity mask, limited by the cgroup's CPU quota."""
@@ -23,10 +27,9 @@ class Adapter:
 
     def __len__(self) -> int: ...
 
-class CpuRunner:
+class Runner:
     """Steps of an engine without the manager: scoring, tests, benchmarks."""
 
-    def __init__(self, rank_file: str, num_blocks: int, num_threads: int = 0) -> None: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -58,6 +61,29 @@ class CpuRunner:
     @property
     def adapter_bytes(self) -> int:
         """Memory of the loaded adapters, with what steps need for them"""
+
+class CpuRunner(Runner):
+    """Runs engines of target cpu."""
+
+    def __init__(self, rank_file: str, num_blocks: int, num_threads: int = 0) -> None: ...
+
+class CudaRunner(Runner):
+    """Runs engines of target cuda; only in builds that have CUDA."""
+
+    def __init__(
+        self,
+        rank_file: str,
+        num_blocks: int,
+        device: int = 0,
+        deterministic: bool = False,
+        graphs: bool = True,
+        cublaslt: str = "",
+        tactics: str = "",
+        devices: Sequence[int] = (),
+    ) -> None: ...
+
+def tune(rank_file: str, device: int = 0, cublaslt: str = "") -> list[dict[str, Any]]:
+    """Times the kernels of an engine's linears on the GPU: the records of tactics.json. Only in builds with CUDA."""
 
 class SamplingParams:
     """Plain values; validated by GptManager.submit. Attribute names and defaults as in aotllm.SamplingParams."""
@@ -194,6 +220,11 @@ class Response:
 
 class ManagerConfig:
     num_threads: int
+    device: int
+    devices: Sequence[int]
+    deterministic: bool
+    cublaslt: str
+    tactics: str
     """0 = default_num_threads()"""
     num_kv_blocks: int
     """0 = enough for max_batch_size sequences of max_seq_len, at most a quarter of the free memory"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from aotllm.errors import InvalidRequest
@@ -27,6 +28,31 @@ class ExecutorConfig:
 
     num_threads: int = parameter(
         0, ParameterSpec("Threads of the CPU target; 0 = the CPUs that this process may use.", int, low=0, high=4096)
+    )
+    device: int = parameter(
+        0,
+        ParameterSpec(
+            "GPU of the cuda target, by its number among the visible ones; of several ranks (--tp), that of the "
+            "first, and the others take those that follow.",
+            int,
+            low=0,
+            high=1023,
+        ),
+    )
+    devices: str | None = parameter(
+        None,
+        ParameterSpec(
+            "GPUs of the ranks of an engine that was built with --tp, in order, as in 0,1,2,3; one number puts all of "
+            "them on that GPU, for tests. None = by device.",
+            str,
+            optional=True,
+        ),
+    )
+    deterministic: bool = parameter(
+        False,
+        ParameterSpec(
+            "cuda target: an answer's bits do not depend on what else runs; slower. Always so on the cpu target.", bool
+        ),
     )
     num_kv_blocks: int = parameter(
         0,
@@ -167,10 +193,19 @@ class ExecutorConfig:
                 "kv_cache_memory and num_kv_blocks say the same thing; give one of them", "num_kv_blocks"
             )
         parse_bytes(self.kv_host_memory, "kv_host_memory")
+        if self.devices is not None and not re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", self.devices):
+            raise InvalidRequest(
+                f"devices must be numbers with commas between, as in 0,1, got {self.devices}", "devices"
+            )
         if self.ngram_min > self.ngram_max:
             raise InvalidRequest(
                 f"ngram_min must be at most ngram_max, which is {self.ngram_max}, got {self.ngram_min}", "ngram_min"
             )
+
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """`devices` as numbers; empty where it was not given."""
+        return () if self.devices is None else tuple(int(number) for number in self.devices.split(","))
 
     @property
     def kv_memory_size(self) -> KvMemorySize:

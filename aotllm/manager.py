@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aotllm.cuda_libraries import find_cublaslt
+from aotllm.engines.bundle import TACTICS_FILE
 from aotllm.errors import InvalidRequest
 from aotllm.executor_config import ExecutorConfig
 from aotllm.request import Pooling
@@ -129,6 +131,8 @@ ManagerFactory = Callable[[Path, ExecutorConfig, Sequence[int], "Path | None"], 
 
 _SAME_IN_RUNTIME = (
     "num_threads",
+    "device",
+    "deterministic",
     "num_kv_blocks",
     "max_queue_size",
     "max_queued_tokens",
@@ -166,6 +170,12 @@ def _in_our_terms(error: InvalidRequest, config: ExecutorConfig) -> InvalidReque
     return InvalidRequest(error.message.replace(param, ours) if param else error.message, ours or None)
 
 
+def _tactics(rank_file: Path) -> str:
+    """What `aotllm tune` stored beside the rank file; empty where it never ran."""
+    path = rank_file.parent / TACTICS_FILE
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 class RuntimeManager:
     """`_runtime.GptManager` behind the `Manager` protocol; a `ManagerFactory`."""
 
@@ -181,6 +191,7 @@ class RuntimeManager:
         self._runtime = _runtime
         native = self._native_config(config)
         native.eos_token_ids = list(eos_token_ids)
+        native.tactics = _tactics(rank_file)
         native.draft_rank_file = "" if draft_rank_file is None else str(draft_rank_file)
         try:
             self._manager = self._make(rank_file, native)
@@ -227,6 +238,8 @@ class RuntimeManager:
             size.fraction,
         )
         native.kv_host_bytes = config.kv_host_bytes
+        native.devices = list(config.device_numbers)
+        native.cublaslt = find_cublaslt()
         native.enable_prefix_caching = config.prefix_caching
         native.speculative = config.speculation
         return native

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import aotllm
-from aotllm.cli import bench, build, export_triton, inspect, run, serve, verify
+from aotllm.cli import bench, build, export_triton, inspect, run, serve, tune, verify
 from aotllm.cli.console import error_line, silence_stdout
 from aotllm.errors import AotllmError
 
@@ -27,7 +27,15 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for verb in (build.build, run.run, serve.serve, inspect.inspect, verify.verify, export_triton.export_triton):
+    for verb in (
+        build.build,
+        run.run,
+        serve.serve,
+        inspect.inspect,
+        verify.verify,
+        tune.tune,
+        export_triton.export_triton,
+    ):
         app.command()(verb)
     app.add_typer(bench.bench_group(), name="bench")
     return app

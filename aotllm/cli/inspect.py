@@ -13,8 +13,8 @@ from aotllm.cli.console import print_json, size
 if TYPE_CHECKING:
     from aotllm.engines import Engine
 
-_LINEAR_FIELDS = ("linear", "gate", "up")
-_DENSE_FIELDS = ("norm", "q_norm", "k_norm", "post_norm", "bias", "gate_bias", "up_bias")
+_LINEAR_FIELDS = ("linear", "gate", "up", "gate_up")
+_DENSE_FIELDS = ("norm", "q_norm", "k_norm", "post_norm", "bias", "gate_bias", "up_bias", "gate_up_bias")
 
 
 def inspect(
@@ -25,7 +25,7 @@ def inspect(
     """Show an engine's manifest, ops and memory."""
     from aotllm.engines import open_engine
 
-    opened = open_engine(engine, verify=False)
+    opened = open_engine(engine, verify=False, to_run=False)
     ops, memory = op_table(opened), memory_plan(opened)
     manifest = opened.manifest.model_dump(mode="json")
     if json:
@@ -41,8 +41,9 @@ def op_table(engine: Engine) -> list[dict[str, Any]]:
     table = []
     for op in plan["ops"]:
         matrices = [plan["linears"][op[field]] for field in _LINEAR_FIELDS if op.get(field) is not None]
-        segments = [segment for matrix in matrices for segment in matrix["segments"]]
-        names = {segment["tensor"] for segment in segments}
+        # A matrix of the cpu target is made of segments; one of cuda is of one format, perhaps with scales.
+        segments = [segment for matrix in matrices for segment in matrix.get("segments", [matrix])]
+        names = {segment[field] for segment in segments for field in ("tensor", "scales") if field in segment}
         names |= {op[field] for field in _DENSE_FIELDS if op.get(field) is not None}
         out = op.get("out")
         table.append(

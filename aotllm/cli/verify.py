@@ -17,7 +17,7 @@ def verify(
     """Check that every file of an engine is what was built."""
     from aotllm.engines import open_engine
 
-    files = open_engine(engine, verify=True).manifest.files
+    files = open_engine(engine, verify=True, to_run=False).manifest.files
     total = sum(entry.bytes for entry in files.values())
     if json:
         print_json({"engine": str(engine), "ok": True, "files": len(files), "bytes": total})

@@ -12,6 +12,8 @@ from aotllm.errors import InvalidRequest
     ("options", "param"),
     [
         ({"num_threads": -1}, "num_threads"),
+        ({"devices": "0;1"}, "devices"),
+        ({"devices": "0,"}, "devices"),
         ({"num_kv_blocks": -1}, "num_kv_blocks"),
         ({"max_queue_size": -1}, "max_queue_size"),
         ({"max_batch_size": 1.5}, "max_batch_size"),
@@ -50,3 +52,8 @@ def test_a_choice_is_refused_with_what_there_is():
 def test_speculation_is_a_word_or_a_folder(speculative: str, speculation: str, engine: str | None):
     config = ExecutorConfig(speculative=speculative)
     assert (config.speculation, config.draft_engine) == (speculation, engine)
+
+
+@pytest.mark.parametrize(("devices", "numbers"), [(None, ()), ("0", (0,)), ("2,0,1", (2, 0, 1))])
+def test_devices_of_ranks(devices: str | None, numbers: tuple[int, ...]):
+    assert ExecutorConfig(devices=devices).device_numbers == numbers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +20,18 @@ TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def save_tiny_model(
-    folder: Path, model_class: str, parameters: dict[str, Any], dtype: str = "f32", seed: int = 0
+    folder: Path,
+    model_class: str,
+    parameters: dict[str, Any],
+    dtype: str = "f32",
+    seed: int = 0,
+    max_gain: float = math.inf,
 ) -> Any:
-    """A random model of `model_class`, saved as a Hugging Face folder with a small tokenizer; returned in float32."""
+    """A random model of `model_class`, saved as a Hugging Face folder with a small tokenizer; returned in float32.
+
+    No matrix makes the norm of what it multiplies more than `max_gain` times as large: the wider the model, the more it
+    would amplify the rounding of what is before it.
+    """
     import torch
     import transformers
 
@@ -30,13 +41,17 @@ def save_tiny_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Larger than the initialiser's, so that logits spread; norms away from 1, so that each one counts.
-            parameter.normal_(0.0, 0.1 if parameter.ndim > 1 else 0.3)
+            sigma = min(0.1, max_gain / math.sqrt(parameter.shape[-1])) if parameter.ndim > 1 else 0.3
+            parameter.normal_(0.0, sigma)
             if parameter.ndim == 1 and "norm" in name and "gemma" not in model_class.lower():
                 parameter.add_(1.0)
-    model = model.to(getattr(torch, TORCH_DTYPES[dtype]))
-    model.save_pretrained(folder)
+    stored = copy.deepcopy(model).to(getattr(torch, TORCH_DTYPES[dtype]))
+    stored.save_pretrained(folder)
+    with torch.no_grad():  # parameters only: buffers such as RoPE's frequencies are float32 in any model that is loaded
+        for parameter, rounded in zip(model.parameters(), stored.parameters(), strict=True):
+            parameter.copy_(rounded)
     (folder / "tokenizer.json").write_text(byte_tokenizer(parameters["vocab_size"]))
-    return model.float()
+    return model
 
 
 def byte_tokenizer(vocab_size: int) -> str:
