@@ -25,5 +25,7 @@ def lay_package_tree() -> Path:
 
 
 def _link(target: Path, name: Path) -> None:
-    name.unlink(missing_ok=True)
-    name.symlink_to(os.path.relpath(target, name.parent))
+    """Links; at no time is there nothing by that name, since others may be reading the tree."""
+    fresh = name.with_name(f".{name.name}.{os.getpid()}")
+    fresh.symlink_to(os.path.relpath(target, name.parent))
+    fresh.replace(name)
