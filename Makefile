@@ -12,7 +12,16 @@ export CCACHE_NOHASHDIR := 1
 
 CPP_SOURCES := $(shell find runtime_cpp plugins CMakeLists.txt pyproject.toml -type f)
 
-.PHONY: help demo test test-python test-cpp test-slow test-gpu sanitize fuzz lint format wheel clean
+# Of target cuda: nvcc of $CUDACXX or of the machine, else PyPI's, which `.tools-cuda` fetches; one architecture.
+NVCC := $(or $(CUDACXX),$(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+PYPI_CUDA = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu13))
+PYPI_NVCC := nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-runtime==13.0.* nvidia-cuda-cccl==13.0.*
+CUTLASS = $(abspath $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/cutlass_library)))/source/include
+CUDA_ARCHS ?= 90a
+CUDA_ENV = CUDACXX="$(or $(NVCC),$(abspath $(PYPI_CUDA))/bin/nvcc)"
+CUDA_OPTIONS = AOTLLM_CUDA=ON AOTLLM_CUDA_ARCHS=$(CUDA_ARCHS) AOTLLM_CUTLASS_DIR=$(CUTLASS)
+
+.PHONY: help demo test test-python test-cpp test-slow test-gpu cuda sanitize sanitize-build fuzz lint format wheel wheel-cuda clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -33,37 +42,55 @@ test-cpp: $(VENV)/.tools
 test-slow: $(VENV)/.installed-test  ## Tests that take minutes or download more than 100 MB
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
-test-gpu: $(VENV)/.installed-test  ## Tests that need a CUDA device
+test-gpu: $(VENV)/.installed-test cuda  ## Tests that need a CUDA device
+	build/cuda/tests/gpu/kernels/aotllm_gpu_tests --gtest_brief=1
+	$(CUDA_ENV) $(BIN)/pip install --quiet --no-build-isolation --no-deps $(CUDA_OPTIONS:%=-C cmake.define.%) -e .
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
+# What ptxas says of registers is noise unless it warns of spills.
+cuda: $(VENV)/.tools-cuda  ## Kernels of target cuda and the tests on them, compiled; needs no GPU
+	$(call configure,build/cuda,-DAOTLLM_CPU_ISAS=avx2 $(CUDA_OPTIONS:%=-D%),$(CUDA_ENV))
+	$(CMAKE) --build build/cuda --target aotllm_gpu_tests aotllm_runtime -j $(JOBS) > build/cuda-build.log 2>&1 || \
+	  { grep -v '^ptxas info' build/cuda-build.log; exit 1; }
+	@grep -i warning build/cuda-build.log || true
+
 # ThreadSanitizer runs the parts that have threads; the kernels are single-threaded and covered by the other two.
-sanitize:  ## C++ tests under AddressSanitizer + UBSan, and the threaded ones under ThreadSanitizer
+sanitize: sanitize-build  ## C++ tests under AddressSanitizer + UBSan, and the threaded ones under ThreadSanitizer
+	build/asan/tests/runtime_cpp/aotllm_tests --gtest_brief=1
+	build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*:*Lora*:Watchdog*:BackgroundThread*:*Constraint*:*Grammar*'
+
+sanitize-build: $(VENV)/.tools
 	$(call configure,build/asan,-DAOTLLM_CPU_ISAS=avx2 -DAOTLLM_SANITIZE=address$(comma)undefined)
 	$(CMAKE) --build build/asan --target aotllm_tests -j $(JOBS)
-	build/asan/tests/runtime_cpp/aotllm_tests --gtest_brief=1
 	$(call configure,build/tsan,-DAOTLLM_CPU_ISAS=avx2 -DAOTLLM_SANITIZE=thread)
 	$(CMAKE) --build build/tsan --target aotllm_tests -j $(JOBS)
-	build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*:*Lora*:Watchdog*:BackgroundThread*:*Constraint*:*Grammar*'
 
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.installed-test  ## Fuzz the readers of untrusted files, FUZZ_SECONDS (60) each
-	$(BIN)/python tests/fuzz/fuzz_gguf.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_safetensors.py -max_total_time=$(FUZZ_SECONDS)
-	$(BIN)/python tests/fuzz/fuzz_lora.py -max_total_time=$(FUZZ_SECONDS)
+	$(MAKE) --no-print-directory -j $(JOBS) fuzz-gguf fuzz-safetensors fuzz-lora
+fuzz-%:
+	$(BIN)/python tests/fuzz/fuzz_$*.py -max_total_time=$(FUZZ_SECONDS)
 
+CPP_FILES = git ls-files '*.h' '*.cc' '*.cu' '*.cuh'
 lint: $(VENV)/.installed-test  ## ruff, mypy, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/typecheck.py
-	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(CPP_FILES) | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.installed-test  ## Rewrite sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format -i
+	$(CPP_FILES) | xargs $(BIN)/clang-format -i
 
 wheel: $(VENV)/.tools  ## dist/aotllm-*.whl
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps -w dist .
+
+# pip of $(PYTHON) makes a build environment of its own; compiler, headers and cmake are ours. With the generator of `make
+# cuda` ccache finds its objects again (names are relative to where the compiler runs).
+wheel-cuda: $(VENV)/.tools-cuda  ## The same with target cuda; PYTHON=… makes one for another Python
+	$(CUDA_ENV) CMAKE_EXECUTABLE=$(abspath $(CMAKE)) CMAKE_GENERATOR="Unix Makefiles" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	  $(PYTHON) -m pip wheel --quiet --no-deps -C "build-dir=build/cuda-{wheel_tag}" $(CUDA_OPTIONS:%=-C cmake.define.%) -w dist .
 
 clean:  ## Remove builds; keep .venv and downloaded models
 	rm -rf build dist .cache
@@ -78,6 +105,13 @@ $(VENV)/.tools: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "python3 cannot make virtual environments here: apt-get install python3-venv"; exit 2; }
 	$(BIN)/pip install --quiet "scikit-build-core>=0.11" "pybind11>=2.13" "cmake>=3.22" ninja
+	@touch $@
+
+# cmake looks for lib64 and libcudart.so; NVIDIA's wheels have lib and libcudart.so.13. CUTLASS is headers, whose package
+# asks for many others that only its Python side needs.
+$(VENV)/.tools-cuda: $(VENV)/.tools
+	$(BIN)/pip install --quiet --no-deps "nvidia-cutlass==4.2.*" $(if $(NVCC),,$(PYPI_NVCC))
+	@$(if $(NVCC),:,cd $(VENV)/lib/python3*/site-packages/nvidia/cu13 && ln -sfn lib lib64 && ln -sf libcudart.so.13 lib/libcudart.so)
 	@touch $@
 
 # The list of Python files, rewritten only when it changes: an editable install maps the modules it saw.
@@ -96,7 +130,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 define configure
 @test -e /usr/include/gtest/gtest.h || { echo "the C++ tests need GoogleTest: apt-get install libgtest-dev"; exit 2; }
 @mkdir -p build
-$(CMAKE) -S . -B $(1) -DCMAKE_BUILD_TYPE=Release -DAOTLLM_PYTHON=OFF -DAOTLLM_TESTS=ON $(2) > $(1).log || { cat $(1).log; exit 1; }
+$(3) $(CMAKE) -S . -B $(1) -DCMAKE_BUILD_TYPE=Release -DAOTLLM_PYTHON=OFF -DAOTLLM_TESTS=ON $(2) > $(1).log || { cat $(1).log; exit 1; }
 endef
 
 FORCE:
