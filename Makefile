@@ -21,7 +21,7 @@ CUDA_ARCHS ?= 90a
 CUDA_ENV = CUDACXX="$(or $(NVCC),$(abspath $(PYPI_CUDA))/bin/nvcc)"
 CUDA_OPTIONS = AOTLLM_CUDA=ON AOTLLM_CUDA_ARCHS=$(CUDA_ARCHS) AOTLLM_CUTLASS_DIR=$(CUTLASS)
 
-.PHONY: help demo test test-python test-cpp test-slow test-gpu cuda sanitize sanitize-build fuzz lint format wheel wheel-cuda clean
+.PHONY: help demo test test-python test-cpp test-slow test-gpu cuda sanitize-gpu sanitize sanitize-build fuzz lint format wheel wheel-cuda clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -43,16 +43,20 @@ test-slow: $(VENV)/.installed-test  ## Tests that take minutes or download more 
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.installed-test cuda  ## Tests that need a CUDA device
-	build/cuda/tests/gpu/kernels/aotllm_gpu_tests --gtest_brief=1
 	$(CUDA_ENV) $(BIN)/pip install --quiet --no-build-isolation --no-deps $(CUDA_OPTIONS:%=-C cmake.define.%) -e .
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 # What ptxas says of registers is noise unless it warns of spills.
-cuda: $(VENV)/.tools-cuda  ## Kernels of target cuda and the tests on them, compiled; needs no GPU
+cuda: $(VENV)/.tools-cuda  ## Compile the kernels of target cuda and their tests; those that need no GPU run
 	$(call configure,build/cuda,-DAOTLLM_CPU_ISAS=avx2 $(CUDA_OPTIONS:%=-D%),$(CUDA_ENV))
 	$(CMAKE) --build build/cuda --target aotllm_gpu_tests aotllm_runtime -j $(JOBS) > build/cuda-build.log 2>&1 || \
 	  { grep -v '^ptxas info' build/cuda-build.log; exit 1; }
 	@grep -i warning build/cuda-build.log || true
+	build/cuda/tests/gpu/kernels/aotllm_gpu_tests --gtest_brief=1
+
+sanitize-gpu: cuda  ## Tests of kernels under compute-sanitizer; needs a CUDA device
+	compute-sanitizer --tool memcheck --error-exitcode 1 build/cuda/tests/gpu/kernels/aotllm_gpu_tests --gtest_brief=1
+	compute-sanitizer --tool racecheck --error-exitcode 1 build/cuda/tests/gpu/kernels/aotllm_gpu_tests --gtest_brief=1
 
 # ThreadSanitizer runs the parts that have threads; the kernels are single-threaded and covered by the other two.
 sanitize: sanitize-build  ## C++ tests under AddressSanitizer + UBSan, and the threaded ones under ThreadSanitizer

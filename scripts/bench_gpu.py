@@ -254,6 +254,8 @@ def label_of(engine: Engine) -> str:
 
 def built(arguments: argparse.Namespace, shape: LlamaShape, rows: Sequence[Row]) -> list[Report]:
     """Makes the checkpoint, then builds, measures and removes one engine after the other."""
+    if arguments.work is not None:
+        arguments.work.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="aotllm-bench-", dir=arguments.work))
     end = time.perf_counter() + arguments.seconds
     reports = []
