@@ -12,6 +12,7 @@ import pytest
 
 import aotllm
 from aotllm import ExecutorConfig, SamplingParams
+from aotllm.cuda_libraries import find_cublaslt
 from aotllm.errors import InvalidRequest
 from aotllm.manager import ManagerRequest, RuntimeManager
 
@@ -57,6 +58,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_sizes(calls: SimpleNamespace):
     same = {
         "num_threads": 1,
+        "device": 2,
+        "deterministic": True,
         "num_kv_blocks": 2,
         "max_queue_size": 3,
         "max_batch_size": 4,
@@ -72,11 +75,16 @@ def test_sizes(calls: SimpleNamespace):
         "ngram_max": 5,
         "ngram_min": 2,
     }
-    config = ExecutorConfig(**same, kv_host_memory="1MiB", prefix_caching=False, speculative="draft.engine")
+    config = ExecutorConfig(
+        **same, devices="2,3", kv_host_memory="1MiB", prefix_caching=False, speculative="draft.engine"
+    )
     manager = RuntimeManager(Path("rank0.engine"), config, (2, 3), Path("draft0.engine"))
     assert calls.rank_file == "rank0.engine"
     assert values(calls.config) == {
         **same,
+        "devices": [2, 3],
+        "cublaslt": find_cublaslt(),
+        "tactics": "",
         "eos_token_ids": [2, 3],
         "kv_cache_bytes": 0,
         "kv_cache_tokens": 0,
