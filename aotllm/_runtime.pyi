@@ -227,7 +227,8 @@ class ManagerConfig:
     tactics: str
     """0 = default_num_threads()"""
     num_kv_blocks: int
-    """0 = enough for max_batch_size sequences of max_seq_len, at most a quarter of the free memory"""
+    """0 = enough for max_batch_size sequences of max_seq_len, at most a quarter of the free memory, nine
+    tenths of a GPU's"""
     max_batch_size: int
     """0 = the engine's"""
     max_num_tokens: int

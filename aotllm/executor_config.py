@@ -57,7 +57,8 @@ class ExecutorConfig:
     num_kv_blocks: int = parameter(
         0,
         ParameterSpec(
-            "Blocks of the KV cache; 0 = enough for a full batch of full length, at most a quarter of free memory.",
+            "Blocks of the KV cache; 0 = enough for a full batch of full length, at most a quarter of free memory, "
+            "nine tenths of a GPU's.",
             int,
             low=0,
             high=_INT_MAX,

@@ -23,9 +23,9 @@ struct ManagerConfig {
   std::int32_t num_threads = 0;
 
   /// KV memory of the device, in one of four ways: blocks, tokens, bytes, or a fraction of the free memory, in (0, 1].
-  /// All 0 = enough for max_batch_size sequences of the engine's max_seq_len, at most a quarter of the free memory,
-  /// though at least one such sequence where memory has room for it. Less than a sequence of max_seq_len needs shortens
-  /// the context length.
+  /// All 0 = enough for max_batch_size sequences of the engine's max_seq_len, at most a quarter of the free memory
+  /// (nine tenths of a GPU's), though at least one such sequence where memory has room for it. Less than a sequence of
+  /// max_seq_len needs shortens the context length.
   std::int32_t num_kv_blocks = 0;
   std::int64_t kv_cache_tokens = 0;
   std::int64_t kv_cache_bytes = 0;
