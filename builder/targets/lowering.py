@@ -23,7 +23,7 @@ from aotllm.builder.passes.fused_ops import (
     NORM_SWIGLU,
     PAGED_ATTENTION,
 )
-from aotllm.builder.targets.plan import Op, RopeRecord
+from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord
 from aotllm.errors import Internal, UnsupportedModel
 
 DenseArray = npt.NDArray[np.float32]
@@ -206,6 +206,20 @@ def checked_arena(model: ir.Model, max_num_tokens: int) -> ArenaPlan:
     if arena.max_num_tokens != max_num_tokens:
         raise Internal(f"The arena is planned for {arena.max_num_tokens} tokens a step, not for {max_num_tokens}.")
     return arena
+
+
+def buffer_records(arena: ArenaPlan) -> list[BufferRecord]:
+    """The plan's buffers."""
+    return [{"name": b.name, "width": b.width, "offset": b.offset} for b in arena.buffers]
+
+
+def kv_record(dtype: str, tokens_per_block: int, layers: Sequence[KvLayer]) -> KvRecord:
+    """The plan's cache."""
+    return {
+        "dtype": dtype,
+        "tokens_per_block": tokens_per_block,
+        "layers": [{"num_kv_heads": v.num_kv_heads, "head_dim": v.head_dim, "window": v.window} for v in layers],
+    }
 
 
 def check_heads(layer: KvLayer, config: ModelConfig, target: str) -> None:

@@ -46,6 +46,23 @@ class KvRecord(TypedDict):
     layers: list[KvLayerRecord]
 
 
+class StepPlan(TypedDict):
+    """The program of a step, but for what is each target's own."""
+
+    version: int
+    target: str
+    vocab_size: int
+    hidden_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_batch_size: int
+    arena_bytes: int
+    buffers: list[BufferRecord]
+    rope: list[RopeRecord]
+    kv: KvRecord
+    ops: list[Op]
+
+
 KV_ELEMENTS = {"f32": (4, 0), "f16": (2, 0), "int8": (1, 4), "bf16": (2, 0), "fp8": (1, 0)}
 """Type of the cache → bytes of a value, and of what each head of a token has besides (int8: a float32 scale)"""
 

@@ -13,9 +13,11 @@ from aotllm.builder.targets.cpu.plan import LinearRecord, Plan, SegmentRecord
 from aotllm.builder.targets.lowering import (
     DenseJob,
     Lowering,
+    buffer_records,
     check_heads,
     checked_arena,
     engine_name,
+    kv_record,
     matrix_shape,
     source_name,
 )
@@ -86,13 +88,9 @@ def lower(
         "max_num_tokens": max_num_tokens,
         "max_batch_size": max_batch_size,
         "arena_bytes": arena.bytes,
-        "buffers": [{"name": b.name, "width": b.width, "offset": b.offset} for b in arena.buffers],
+        "buffers": buffer_records(arena),
         "rope": lowering.rope,
-        "kv": {
-            "dtype": kv_dtype,
-            "tokens_per_block": tokens_per_block,
-            "layers": [{"num_kv_heads": v.num_kv_heads, "head_dim": v.head_dim, "window": v.window} for v in layers],
-        },
+        "kv": kv_record(kv_dtype, tokens_per_block, layers),
         "linears": lowering.linears,
         "ops": ops,
     }

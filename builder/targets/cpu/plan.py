@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord
+from aotllm.builder.targets.plan import StepPlan
 
 
 class SegmentRecord(TypedDict):
@@ -23,19 +23,7 @@ class LinearRecord(TypedDict):
     segments: list[SegmentRecord]
 
 
-class Plan(TypedDict):
+class Plan(StepPlan):
     """The whole program of a step."""
 
-    version: int
-    target: str
-    vocab_size: int
-    hidden_size: int
-    max_seq_len: int
-    max_num_tokens: int
-    max_batch_size: int
-    arena_bytes: int
-    buffers: list[BufferRecord]
-    rope: list[RopeRecord]
-    kv: KvRecord
     linears: dict[str, LinearRecord]
-    ops: list[Op]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord
+from aotllm.builder.targets.plan import StepPlan
 
 
 class TensorParallelRecord(TypedDict):
@@ -34,22 +34,10 @@ class TacticRecord(TypedDict):
     kernel: str
 
 
-class Plan(TypedDict):
+class Plan(StepPlan):
     """The whole program of a step of one rank."""
 
-    version: int
-    target: str
     sm: int
     tp: TensorParallelRecord
-    vocab_size: int
-    hidden_size: int
-    max_seq_len: int
-    max_num_tokens: int
-    max_batch_size: int
-    arena_bytes: int
-    buffers: list[BufferRecord]
-    rope: list[RopeRecord]
-    kv: KvRecord
     linears: dict[str, LinearRecord]
     tactics: dict[str, list[TacticRecord]]
-    ops: list[Op]
