@@ -6,6 +6,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "runner/kv_allocation.h"
 #include "support/free_memory.h"
 #include "support/strings.h"
 
@@ -23,21 +24,6 @@ std::optional<std::int64_t> kv_bytes(const KvPlan& plan, const BlockCounts& num_
   }
   if (overflow) return std::nullopt;
   return total;
-}
-
-/// The first `num_groups` counts, the others 0. Throws Error(kInvalidRequest) for one below `least`.
-BlockCounts checked(const BlockCounts& counts, std::size_t num_groups, std::int32_t least, const char* what) {
-  BlockCounts result{};
-  for (std::size_t group = 0; group < num_groups; ++group) {
-    if (counts[group] < least) {
-      throw Error(
-          ErrorKind::kInvalidRequest,
-          cat("num_blocks: expected at least ", least, ' ', what, " for KV group ", group, ", got ", counts[group]),
-          "num_blocks");
-    }
-    result[group] = counts[group];
-  }
-  return result;
 }
 
 std::string describe(const BlockCounts& counts, std::size_t num_groups) {
@@ -61,8 +47,7 @@ KvMemory::KvMemory(const KvPlan& plan, const BlockCounts& num_blocks) {
 KvPool::KvPool(const KvPlan& plan, const KvAllocation& allocation) {
   const std::size_t num_groups = plan.groups.size();
   for (const KvGroup& group : plan.groups) group_layers_.push_back(group.layers);
-  allocation_.device_blocks = checked(allocation.device_blocks, num_groups, 1, "KV block");
-  allocation_.host_blocks = checked(allocation.host_blocks, num_groups, 0, "host blocks");
+  allocation_ = checked_allocation(allocation, num_groups);
 
   const auto device_bytes = kv_bytes(plan, allocation_.device_blocks);
   const auto host_bytes = kv_bytes(plan, allocation_.host_blocks);
@@ -84,25 +69,8 @@ KvPool::KvPool(const KvPlan& plan, const KvAllocation& allocation) {
   }
 }
 
-void KvPool::check(const BlockCopy& copy) const {
-  if (copy.group < 0 || copy.group >= std::ssize(group_layers_)) {
-    throw Error(ErrorKind::kInternal,
-                cat("copy_blocks: expected a KV group in [0, ", group_layers_.size(), "), got ", copy.group));
-  }
-  const auto check_id = [&](KvTier tier, BlockId block) {
-    const bool on_device = tier == KvTier::kDevice;
-    const std::int32_t count = (on_device ? allocation_.device_blocks : allocation_.host_blocks)[copy.group];
-    if (block < 0 || block >= count) {
-      throw Error(ErrorKind::kInternal, cat("copy_blocks: expected ", on_device ? "device" : "host", " ids in [0, ",
-                                            count, ") of KV group ", copy.group, ", got ", block));
-    }
-  };
-  check_id(copy.from_tier, copy.from);
-  check_id(copy.to_tier, copy.to);
-}
-
 void KvPool::copy_blocks(std::span<const BlockCopy> copies) {
-  for (const BlockCopy& copy : copies) check(copy);
+  for (const BlockCopy& copy : copies) check_block_copy(copy, allocation_, group_layers_.size());
   for (const BlockCopy& copy : copies) {
     if (copy.from_tier == copy.to_tier && copy.from == copy.to) continue;
     const KvMemory& from = memory(copy.from_tier);

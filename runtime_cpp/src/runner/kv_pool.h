@@ -61,7 +61,6 @@ class KvPool {
   void copy_blocks(std::span<const BlockCopy> copies);
 
  private:
-  void check(const BlockCopy& copy) const;
   const KvMemory& memory(KvTier tier) const noexcept { return tier == KvTier::kDevice ? device_ : host_; }
 
   std::vector<std::vector<int>> group_layers_;

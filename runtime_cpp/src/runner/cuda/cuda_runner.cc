@@ -4,6 +4,7 @@
 
 #include "aotllm/errors.h"
 #include "engine/plan.h"
+#include "runner/cuda/device.h"
 #include "runner/cuda/rank.h"
 #include "support/free_memory.h"
 #include "support/strings.h"

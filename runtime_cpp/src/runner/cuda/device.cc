@@ -24,13 +24,9 @@ GpuMachine machine_with(int ordinal) {
 
 }  // namespace
 
-Device open_device(int ordinal, int sm) {
+void open_device(int ordinal, int sm) {
   check_gpu_requirements(machine_with(ordinal), ordinal, sm);
   check(cudaSetDevice(ordinal), "choice of the device");
-  std::size_t free = 0;
-  std::size_t total = 0;
-  check(cudaMemGetInfo(&free, &total), "memory of the device");
-  return {ordinal, sm, static_cast<std::int64_t>(total)};
 }
 
 std::int64_t free_device_bytes() {

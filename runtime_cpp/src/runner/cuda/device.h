@@ -4,17 +4,10 @@
 
 namespace aotllm::cuda {
 
-/// A GPU that can run the kernels of this build.
-struct Device {
-  int ordinal = 0;
-  int sm = 0;  ///< compute capability, e.g. 90
-  std::int64_t total_bytes = 0;
-};
-
 /// Makes device `ordinal` the calling thread's, and checks that it and the driver can run an engine built for `sm`.
 /// Throws Error(kEngineIncompatible) or, for an ordinal that does not exist, Error(kInvalidRequest): one sentence that
 /// says what is needed, what is there and what to do.
-Device open_device(int ordinal, int sm);
+void open_device(int ordinal, int sm);
 
 /// Bytes of the current device that are free.
 std::int64_t free_device_bytes();

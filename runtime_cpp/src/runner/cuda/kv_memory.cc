@@ -2,6 +2,7 @@
 
 #include "aotllm/errors.h"
 #include "runner/cuda/device.h"
+#include "runner/kv_allocation.h"
 #include "support/strings.h"
 
 namespace aotllm::cuda {
@@ -19,17 +20,8 @@ void refuse(std::int64_t bytes, std::int64_t free, const char* where) {
 
 }  // namespace
 
-KvBlocks::KvBlocks(const KvPlan& plan, const KvAllocation& allocation) : plan_(&plan) {
-  for (std::size_t group = 0; group < plan.groups.size(); ++group) {
-    if (allocation.device_blocks[group] < 1 || allocation.host_blocks[group] < 0) {
-      throw Error(ErrorKind::kInvalidRequest,
-                  cat("num_blocks: expected at least 1 KV block and 0 host blocks for KV group ", group, ", got ",
-                      allocation.device_blocks[group], " and ", allocation.host_blocks[group]),
-                  "num_blocks");
-    }
-    allocation_.device_blocks[group] = allocation.device_blocks[group];
-    allocation_.host_blocks[group] = allocation.host_blocks[group];
-  }
+KvBlocks::KvBlocks(const KvPlan& plan, const KvAllocation& allocation)
+    : plan_(&plan), allocation_(checked_allocation(allocation, plan.groups.size())) {
   std::int64_t bytes[2] = {0, 0};
   for (const KvLayer& layer : plan.layers) {
     Layer& mine = layers_.emplace_back(Layer{layer.group, 2 * plan.block_bytes(layer)});
@@ -62,23 +54,8 @@ KvLayerView KvBlocks::layer(int layer) const {
   return view;
 }
 
-void KvBlocks::check_copy(const BlockCopy& copy) const {
-  if (copy.group < 0 || copy.group >= std::ssize(plan_->groups)) {
-    throw Error(ErrorKind::kInternal,
-                cat("copy_blocks: expected a KV group in [0, ", plan_->groups.size(), "), got ", copy.group));
-  }
-  const auto check_id = [&](KvTier tier, BlockId block) {
-    if (block < 0 || block >= count(allocation_, tier, copy.group)) {
-      throw Error(ErrorKind::kInternal, cat("copy_blocks: expected ids in [0, ", count(allocation_, tier, copy.group),
-                                            ") of KV group ", copy.group, ", got ", block));
-    }
-  };
-  check_id(copy.from_tier, copy.from);
-  check_id(copy.to_tier, copy.to);
-}
-
 void KvBlocks::copy(std::span<const BlockCopy> copies, cudaStream_t stream) const {
-  for (const BlockCopy& copy : copies) check_copy(copy);
+  for (const BlockCopy& copy : copies) check_block_copy(copy, allocation_, plan_->groups.size());
   for (const BlockCopy& copy : copies) {
     if (copy.from_tier != copy.to_tier || copy.from != copy.to) copy_one(copy, stream);
   }

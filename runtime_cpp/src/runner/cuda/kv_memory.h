@@ -37,7 +37,6 @@ class KvBlocks {
     std::int64_t offset[2] = {0, 0};  ///< of the layer in its tier's memory
   };
 
-  void check_copy(const BlockCopy& copy) const;
   void copy_one(const BlockCopy& copy, cudaStream_t stream) const;
 
   const KvPlan* plan_ = nullptr;

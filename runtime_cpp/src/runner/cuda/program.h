@@ -56,9 +56,6 @@ class Program {
   float* logits() const noexcept { return ranks_ != nullptr ? ranks_->gathered() : logits_.data(); }
   const __nv_bfloat16* hidden() const noexcept { return head_input_.data(); }  ///< [head_rows, hidden_size]
 
-  /// What a decode step of this size needs for its attention; `step` must not need more than was reserved.
-  std::size_t attention_workspace(int num_queries, int max_context) const;
-
  private:
   using Bf16 = __nv_bfloat16;
 

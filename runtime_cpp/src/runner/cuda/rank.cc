@@ -39,7 +39,6 @@ void StepCheck::operator()(std::span<const SequenceStep> sequences, const BlockC
 Rank::Rank(Engine engine, const CudaRunnerOptions& options, OwnedStream stream, std::unique_ptr<Communicator> ranks)
     : options_(options),
       engine_(std::move(engine)),
-      device_(open_device(options.device, engine_.plan().sm)),
       ranks_(std::move(ranks)),
       weights_(engine_.plan()),
       program_(engine_.plan(), weights_, {options.deterministic, options.cublaslt, options.tactics}, ranks_.get()),
@@ -51,7 +50,7 @@ Rank::Rank(Engine engine, const CudaRunnerOptions& options, OwnedStream stream, 
                        : 0) {}
 
 void Rank::select() const {
-  check(cudaSetDevice(device_.ordinal), "choice of the device");
+  check(cudaSetDevice(options_.device), "choice of the device");
 }
 
 void Rank::allocate_kv(const KvAllocation& allocation) {

@@ -7,7 +7,6 @@
 #include "aotllm/cuda_runner.h"
 #include "aotllm/engine.h"
 #include "comm/communicator.h"
-#include "runner/cuda/device.h"
 #include "runner/cuda/kv_memory.h"
 #include "runner/cuda/pinned.h"
 #include "runner/cuda/program.h"
@@ -36,7 +35,8 @@ class StepCheck {
 /// device `select` has made this rank's.
 class Rank {
  public:
-  /// `ranks` joins it to the others; null where it is alone. `options.device` is this rank's. Throws as CudaRunner.
+  /// `ranks` joins it to the others; null where it is alone. `options.device` is this rank's, and
+  /// open_device was called for it and made it the thread's. Throws as CudaRunner.
   Rank(Engine engine, const CudaRunnerOptions& options, OwnedStream stream, std::unique_ptr<Communicator> ranks);
 
   void select() const;
@@ -60,7 +60,6 @@ class Rank {
 
   CudaRunnerOptions options_;
   Engine engine_;
-  Device device_;
   std::unique_ptr<Communicator> ranks_;
   WeightStore weights_;
   Program program_;

@@ -8,6 +8,7 @@
 #include "aotllm/errors.h"
 #include "comm/communicator.h"
 #include "engine/plan.h"
+#include "runner/cuda/device.h"
 #include "runner/cuda/rank.h"
 #include "runner/cuda/rank_threads.h"
 #include "support/free_memory.h"
