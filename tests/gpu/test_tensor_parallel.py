@@ -115,11 +115,13 @@ def test_greedy_answers(engines: dict[int, Engine], ranks: int) -> None:
 
 
 def test_fp8_weights(tmp_path: Path) -> None:
-    engines = engines_of("llama", tmp_path, quantize="fp8")
+    """Each rank scales its part of a row of activations by itself: other codes, as close to bf16 as those of one rank."""
     prompt = random_prompt(7, PROMPT_TOKENS)
-    want = Sequences(engines[1]).logits(prompt)
-    for ranks in (2, 4):  # rows of activations are scaled by rank here
-        assert relative_error(Sequences(engines[ranks], devices=[0]).logits(prompt), want) <= 5e-2
+    exact = Sequences(engines_of("llama", tmp_path / "bf16")[1]).logits(prompt)
+    engines = engines_of("llama", tmp_path / "fp8", quantize="fp8")
+    errors = {n: relative_error(Sequences(engines[n], devices=[0]).logits(prompt), exact) for n in (1, 2, 4)}
+    print(f"relative error by ranks: {errors}")
+    assert 0 < max(errors.values()) <= 1.25 * errors[1]
 
 
 def test_a_wrong_number_of_devices(engines: dict[int, Engine]) -> None:
