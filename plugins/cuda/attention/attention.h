@@ -10,6 +10,8 @@
 
 namespace aotllm::cuda {
 
+struct RopeKvArgs;
+
 /// What both attentions share. A query at position p attends to positions (p − window, p], or to all up to p where
 /// window is 0. Scores are scale · q·k, then softcap · tanh(s / softcap) where softcap > 0.
 struct AttentionArgs {
@@ -39,7 +41,19 @@ struct DecodeAttentionArgs : AttentionArgs {
   int split_tokens = 0;  ///< from decode_split_tokens
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;  ///< at least decode_workspace_bytes
+  /// Does rope_kv's work on the way, to the same bits, where decode_can_fuse: the newest position's K and V come from
+  /// fused->qkv, row `row` of each query, and are written to the cache, q (which is not read) likewise. fused->q, m,
+  /// positions, sequences and kv are not read. No two queries share a row, nor the block of a newest position.
+  ///
+  /// Such a launch reads `queries`, block tables and older positions before its predecessor has ended. They must have
+  /// been written before the first kernel of the chain of programmatic launches that this one belongs to: by what a
+  /// copy, a graph's end or an ordinary launch divides from it.
+  const RopeKvArgs* fused = nullptr;
 };
+/// Head sizes that the fused kernel can deal out: rotary and other dimensions come in whole eights.
+bool decode_can_fuse(const RopeKvArgs& rope);
+/// Whether it can, and is the faster way for such a launch with decode_split_tokens; results are the same.
+bool decode_prefers_fused(const RopeKvArgs& rope, KvType type, int num_queries, int max_context, int tokens_per_block);
 /// A choice of `split_tokens` that fills the device; a function of its arguments only.
 int decode_split_tokens(int num_queries, int num_kv_heads, int max_context, int tokens_per_block);
 std::size_t decode_workspace_bytes(int num_queries, int num_heads, int head_dim, int max_context, int split_tokens);

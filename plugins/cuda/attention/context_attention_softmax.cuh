@@ -77,7 +77,9 @@ class Softmax {
       // false.
       if ((maximum - maximum_[i]) * scale <= kMaxLag) maximum = maximum_[i];
       const float offset = maximum == -INFINITY ? 0.0f : maximum * scale;  // −∞: nothing seen yet
-      factors[i] = exp2_approximate(maximum_[i] * scale - offset);
+      // Exactly 1 where the maximum stays, whatever a fused multiply-add makes of the difference: how many steps a row
+      // is masked in depends on the tile that it is in, and must not show in its bits.
+      factors[i] = maximum == maximum_[i] ? 1.0f : exp2_approximate(maximum_[i] * scale - offset);
       maximum_[i] = maximum;
       float sum = 0.0f;
 #pragma unroll

@@ -12,7 +12,8 @@ namespace aotllm::cuda {
 
 namespace {
 
-constexpr int kSplitUnit = 64;  ///< ranges are multiples of it: a box of the cache never straddles two
+constexpr long long kSlots = 2 * 132;  ///< two CTAs on each of 132 multiprocessors
+constexpr int kSplitUnit = 64;         ///< ranges are multiples of it: a box of the cache never straddles two
 constexpr std::size_t kCounterBytes = std::size_t{kDecodeMaxCounters} * sizeof(std::uint32_t);
 
 constexpr int ceil_div(int a, int b) {
@@ -54,24 +55,35 @@ void check_args(const DecodeAttentionArgs& args, int counters) {
           "workspace of " + std::to_string(args.workspace_bytes) + " bytes, needed: " + std::to_string(bytes));
   require(args.split_tokens >= args.max_context || counters <= kDecodeMaxCounters,
           "a split of " + std::to_string(counters) + " contexts, at most " + std::to_string(kDecodeMaxCounters));
+  if (args.fused == nullptr) return;
+  const RopeKvArgs& rope = *args.fused;
+  require(decode_can_fuse(rope), "a rotary half of " + std::to_string(rope.rotary_half) + " of heads of " +
+                                     std::to_string(rope.head_dim) + " cannot be fused; call rope_kv before");
+  require(rope.num_heads == args.num_heads && rope.num_kv_heads == kv.num_kv_heads && rope.head_dim == kv.head_dim,
+          "what is fused has other heads");
 }
 
 }  // namespace
 
 int decode_split_tokens(int num_queries, int num_kv_heads, int max_context, int tokens_per_block) {
-  // Two CTAs on each of 132 SMs. A range of a split context costs a CTA 0.8 µs beside its tokens (measured), so ranges
-  // have at least 256 tokens; little work becomes up to two ranges for each CTA, much work ranges of 1024, which
-  // balance ragged contexts. Each range has a place in the workspace, which bounds their number.
-  constexpr long long kSlots = 2 * 132;
+  // A range of a split context costs a CTA 0.8 µs beside its tokens (measured), so ranges have at least 256 tokens;
+  // little work becomes up to two ranges for each CTA, much work ranges of 1024, which balance ragged contexts. Each
+  // range has a place in the workspace, which bounds their number.
   constexpr long long kMaxRanges = 16384;
   const long long unit = std::max(kSplitUnit, tokens_per_block);
+  const long long context = std::max(1, max_context);
   const long long pairs = static_cast<long long>(std::max(1, num_queries)) * std::max(1, num_kv_heads);
-  const long long tokens = pairs * std::max(1, max_context);
+  const long long tokens = pairs * context;
   const long long share = (tokens + kSlots - 1) / kSlots;
   long long split = std::clamp(share / 2, 256LL, 1024LL);
   split = std::max(split, (tokens + kMaxRanges - 1) / kMaxRanges);
-  if (pairs > kDecodeMaxCounters) split = max_context;
-  split = std::min<long long>(split, std::max(1, max_context));
+  // What a cluster combines may be shorter. Clusters of more than two CTAs find their places only where each CTA may
+  // have a multiprocessor to itself (8 queries x 200 tokens: 5.3 µs with clusters of 2, 10.8 with 4).
+  const long long ranges =
+      std::max(std::min<long long>(kSlots / 2 / pairs, kDecodeMaxCluster), std::min<long long>(kSlots / pairs, 2));
+  if (ranges > 1) split = std::min(split, (context + ranges - 1) / ranges);
+  if (pairs > kDecodeMaxCounters) split = context;
+  split = std::min(split, context);
   return static_cast<int>((split + unit - 1) / unit * unit);
 }
 
@@ -83,6 +95,21 @@ std::size_t decode_workspace_bytes(int num_queries, int num_heads, int head_dim,
   return kCounterBytes + sums_bytes(num_queries, num_heads, ranges) +
          align(static_cast<std::size_t>(num_queries) * static_cast<std::size_t>(num_heads) *
                static_cast<std::size_t>(ranges) * static_cast<std::size_t>(head_dim) * sizeof(float));
+}
+
+bool decode_can_fuse(const RopeKvArgs& rope) {
+  return rotates_in_eights(rope);
+}
+
+bool decode_prefers_fused(const RopeKvArgs& rope, KvType type, int num_queries, int max_context, int tokens_per_block) {
+  if (!decode_can_fuse(rope)) return false;
+  const int split = decode_split_tokens(num_queries, rope.num_kv_heads, max_context, tokens_per_block);
+  const long long pairs = static_cast<long long>(num_queries) * rope.num_kv_heads;
+  const long long ranges = max_ranges(max_context, split);
+  if (pairs * ranges <= kSlots) return true;
+  // Later items cost a CTA's consumers what they save the chain: much work is done sooner by two kernels where every
+  // range makes its queries anew, and where the consumers are what it waits for.
+  return ranges == 1 && (type == KvType::kBf16 || pairs <= 512);
 }
 
 void decode_attention(const DecodeAttentionArgs& args, const Stream& stream) {
@@ -122,6 +149,12 @@ void decode_attention(const DecodeAttentionArgs& args, const DecodeTuning& tunin
   constexpr float kLog2E = std::numbers::log2e_v<float>;
   params.cap = args.softcap > 0.0f ? args.softcap * kLog2E : 0.0f;
   params.score_scale = args.softcap > 0.0f ? 2.0f * kLog2E * args.scale / args.softcap : args.scale * kLog2E;
+  if (args.fused != nullptr) {
+    params.fused = true;
+    params.rope = *args.fused;
+    params.rope.kv = kv;
+    params.layout = head_layout(params.rope, 8);
+  }
   if (kv.type == KvType::kBf16) {
     launch_decode_bf16(args, tuning, params, stream);
   } else {

@@ -33,9 +33,9 @@ struct DecodeState {
 struct WarpSlab {
   int begin;  ///< attended to are positions [begin, end) of the tile
   int end;
+  int index;  ///< of the warp's 16 positions in the tile
 
-  __device__ static int index() { return static_cast<int>(threadIdx.x) / 32; }
-  __device__ static int first() { return index() * kDecodeSlab; }
+  __device__ int first() const { return index * kDecodeSlab; }
   __device__ bool any() const { return first() < end && first() + kDecodeSlab > begin; }
   __device__ bool all() const { return first() >= begin && first() + kDecodeSlab <= end; }
   __device__ bool holds(int position) const { return position >= begin && position < end; }
@@ -50,10 +50,10 @@ template <class Tile, int HeadTiles>
 inline constexpr int kPiecesAhead = Tile::kHeadDim * HeadTiles > 256 ? 2 : 4;
 
 template <class Tile, int HeadTiles>
-__device__ void score_keys(std::uint32_t keys, const QueryOperands<Tile, HeadTiles>& q,
-                           DecodeScores<HeadTiles>& scores) {
+__device__ void score_keys(std::uint32_t keys, const WarpSlab& slab, const DetachedRow& detached,
+                           const QueryOperands<Tile, HeadTiles>& q, DecodeScores<HeadTiles>& scores) {
   float sums[2][HeadTiles][4] = {};  // two chains hide the latency of the tensor cores
-  const auto reader = SlabReader<Tile>::template make<false>(keys, WarpSlab::index());
+  const auto reader = SlabReader<Tile>::template make<false>(keys, slab.index, detached);
   for_pieces<Tile, kPiecesAhead<Tile, HeadTiles>>(reader, load_operand, [&](int piece, const Operand& x) {
     Operands<Tile::kType> a;
     to_key_operands<Tile::kType>(x, a);
@@ -149,10 +149,10 @@ struct ValueMask {
 };
 
 template <bool Masked, class Tile, int HeadTiles>
-__device__ void add_slab(std::uint32_t values, const WarpSlab& slab, const std::uint32_t (&p)[HeadTiles][2],
-                         DecodeState<Tile, HeadTiles>& state) {
+__device__ void add_slab(std::uint32_t values, const WarpSlab& slab, const DetachedRow& detached,
+                         const std::uint32_t (&p)[HeadTiles][2], DecodeState<Tile, HeadTiles>& state) {
   const ValueMask mask(slab);
-  const auto reader = SlabReader<Tile>::template make<Tile::kType == KvType::kBf16>(values, WarpSlab::index());
+  const auto reader = SlabReader<Tile>::template make<Tile::kType == KvType::kBf16>(values, slab.index, detached);
   for_pieces<Tile, kPiecesAhead<Tile, HeadTiles>>(reader, load_transposed, [&](int piece, const Operand& x) {
     Operands<Tile::kType> a;
     to_value_operands<Tile::kType>(x, a);
@@ -181,12 +181,12 @@ __device__ void to_weight_operands(const DecodeScores<HeadTiles>& weights, std::
 }
 
 template <class Tile, int HeadTiles>
-__device__ void add_values(std::uint32_t values, const WarpSlab& slab, const std::uint32_t (&p)[HeadTiles][2],
-                           DecodeState<Tile, HeadTiles>& state) {
+__device__ void add_values(std::uint32_t values, const WarpSlab& slab, const DetachedRow& detached,
+                           const std::uint32_t (&p)[HeadTiles][2], DecodeState<Tile, HeadTiles>& state) {
   if (slab.all()) {
-    add_slab<false, Tile, HeadTiles>(values, slab, p, state);
+    add_slab<false, Tile, HeadTiles>(values, slab, detached, p, state);
   } else {
-    add_slab<true, Tile, HeadTiles>(values, slab, p, state);
+    add_slab<true, Tile, HeadTiles>(values, slab, detached, p, state);
   }
 }
 

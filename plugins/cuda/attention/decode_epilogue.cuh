@@ -1,6 +1,8 @@
 #pragma once
 
+#include "attention/decode_cluster.cuh"
 #include "attention/decode_consumer.cuh"
+#include "attention/decode_fresh.cuh"
 #include "attention/decode_params.cuh"
 //
 #include <cutlass/arch/barrier.h>
@@ -19,17 +21,6 @@ __device__ inline void store_out(const DecodeParams& params, const DecodeStageIn
   const std::size_t row = static_cast<std::size_t>(info.row) * params.num_heads + info.head + head;
   const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(value.x, value.y), __floats2bfloat162_rn(value.z, value.w)};
   *reinterpret_cast<uint2*>(params.out + row * head_dim + dim) = reinterpret_cast<const uint2&>(pairs);
-}
-
-__device__ inline void add_scaled(float4& sum, float factor, const float4& value) {
-  sum.x = __fmaf_rn(factor, value.x, sum.x);
-  sum.y = __fmaf_rn(factor, value.y, sum.y);
-  sum.z = __fmaf_rn(factor, value.z, sum.z);
-  sum.w = __fmaf_rn(factor, value.w, sum.w);
-}
-__device__ inline float4 scaled(const float4& value, float factor) {
-  return {__fmul_rn(value.x, factor), __fmul_rn(value.y, factor), __fmul_rn(value.z, factor),
-          __fmul_rn(value.w, factor)};
 }
 
 /// Maximum and sum of up to 32 ranges, one per lane; neutral where there is none.
@@ -126,7 +117,12 @@ struct DecodeJobs {
     if (threadIdx.x % 32 == 0) Barrier::arrive(barriers.stored(stages, phase.stage));
     phase.advance(kDecodeJobs);
   }
-  /// By all lanes of the arrival warp.
+  /// By all lanes of the arrival warp: pop() would not wait.
+  __device__ bool ready() const {
+    using Barrier = cutlass::arch::ClusterBarrier;
+    return __all_sync(~0u, Barrier::test_wait(barriers.stored(stages, phase.stage), phase.parity, true));
+  }
+  /// Likewise.
   __device__ DecodeStageInfo pop() {
     using Barrier = cutlass::arch::ClusterBarrier;
     Barrier::wait(barriers.stored(stages, phase.stage), phase.parity);
@@ -138,19 +134,40 @@ struct DecodeJobs {
   }
 };
 
-/// The arrival warp: until the consumers push a record without heads.
+/// All ranges of a query's head tile, if this was the last.
 template <class Tile>
-__device__ void run_arrivals(const DecodeParams& params, std::uint8_t* shared, const DecodeStorage& storage) {
+__device__ void count_range(const DecodeParams& params, const DecodeStageInfo& info) {
+  bool last = false;
+  if (threadIdx.x % 32 == 0) last = arrive_range(params, info);
+  if (!__any_sync(~0u, last)) return;
+  __threadfence();
+  for (int head = 0; head < info.heads; ++head) combine_ranges<Tile::kHeadDim, kCombineBatch<Tile>>(params, info, head);
+}
+
+/// The arrival warp: until the consumers push a record without heads. In a fused launch it makes items as well, which
+/// come first: consumers wait for them. `wait` waits for the kernel's predecessor.
+template <class Tile, class Wait>
+__device__ void run_arrivals(const DecodeParams& params, std::uint8_t* shared, const DecodeStorage& storage,
+                             Wait wait) {
   DecodeJobs jobs(shared, storage, params.stages);
+  DecodePreparer<Tile> preparer(params, shared, storage);
+  if (params.fused) preparer.begin();
+  wait();
   while (true) {
+    if (preparer.pending()) {
+      if (params.max_ranges == 1) preparer.wait_for_room();  // nothing is counted before the last item
+      if (preparer.has_room()) {
+        preparer.prepare();
+        continue;
+      }
+      if (!jobs.ready()) {
+        __nanosleep(256);  // polling takes issue slots from the consumers
+        continue;
+      }
+    }
     const DecodeStageInfo info = jobs.pop();
     if (info.heads == 0) return;
-    bool last = false;
-    if (threadIdx.x % 32 == 0) last = arrive_range(params, info);
-    if (!__any_sync(~0u, last)) continue;
-    __threadfence();
-    for (int head = 0; head < info.heads; ++head)
-      combine_ranges<Tile::kHeadDim, kCombineBatch<Tile>>(params, info, head);
+    count_range<Tile>(params, info);
   }
 }
 
@@ -163,15 +180,31 @@ class DecodeEpilogue {
         values_(reinterpret_cast<float*>(shared + storage.values)),
         stats_(reinterpret_cast<float2*>(shared + storage.stats)),
         flag_(reinterpret_cast<volatile int*>(shared + storage.flag)),
-        jobs_(shared, storage, params.stages) {}
+        jobs_(shared, storage, params.stages),
+        cluster_(params, shared, storage) {}
 
   __device__ void finish(const DecodeStageInfo& info, DecodeState<Tile, HeadTiles>& state) {
     const int thread = opaque_thread();
     publish(info, thread, state);
+    if (params_.cluster > 0 && info.ranges > 1) {
+      cluster_.begin(info);
+      meet();
+      combine_in_cluster(info, thread);
+      return;
+    }
     meet();
     const bool whole = info.ranges == 1;
     for (int i = thread; i < info.heads * kPieces; i += Tile::kConsumers) {
-      merge_warps(info, i / kPieces, i % kPieces * 4, whole);
+      const int head = i / kPieces;
+      const int dim = i % kPieces * 4;
+      const Part part = merge_warps(info, head, dim);
+      if (whole) {
+        store_out(params_, info, Tile::kHeadDim, head, dim, scaled(part.value, 1.0f / part.stats.y));
+      } else {
+        const std::size_t slot = range_slot(params_, info, head, info.range);
+        *reinterpret_cast<float4*>(params_.range_values + slot * Tile::kHeadDim + dim) = part.value;
+        if (dim == 0) params_.range_sums[slot] = part.stats;
+      }
     }
     if (!whole && info.final == 0) jobs_.push(info);
     meet();  // values_ and stats_ are free again, and a range's result is written
@@ -225,8 +258,13 @@ class DecodeEpilogue {
     }
   }
 
-  /// Four dims of a head over the warps, in their order: to `out`, or to the workspace as the result of a range.
-  __device__ void merge_warps(const DecodeStageInfo& info, int head, int dim, bool whole) const {
+  struct Part {
+    float4 value;
+    float2 stats;  ///< maximum and sum
+  };
+
+  /// Four dims of a head over the warps, in their order.
+  __device__ Part merge_warps(const DecodeStageInfo& info, int head, int dim) const {
     float maximum = stats_[head].x;
 #pragma unroll
     for (int w = 1; w < Tile::kWarps; ++w) maximum = fmaxf(maximum, stats_[w * 16 + head].x);
@@ -236,16 +274,26 @@ class DecodeEpilogue {
     for (int w = 0; w < Tile::kWarps; ++w) {
       const float2 stats = stats_[w * 16 + head];
       const float factor = exp2f(stats.x - maximum);  // 0 for a warp without positions
-      sum += factor * stats.y;
+      sum = __fmaf_rn(factor, stats.y, sum);
       add_scaled(value, factor, *reinterpret_cast<const float4*>(values_of(w, info.heads, head) + dim));
     }
-    if (whole) {
-      store_out(params_, info, Tile::kHeadDim, head, dim, scaled(value, 1.0f / sum));
-      return;
+    return {value, {maximum, sum}};
+  }
+
+  /// The only item of this CTA: its part to the cluster's first CTA, where all become the result.
+  __device__ void combine_in_cluster(const DecodeStageInfo& info, int thread) const {
+    for (int i = thread; i < info.heads * kPieces; i += Tile::kConsumers) {
+      const Part part = merge_warps(info, i / kPieces, i % kPieces * 4);
+      cluster_.put(info.range, i / kPieces, i % kPieces * 4, part.value, part.stats);
     }
-    const std::size_t slot = range_slot(params_, info, head, info.range);
-    *reinterpret_cast<float4*>(params_.range_values + slot * Tile::kHeadDim + dim) = value;
-    if (dim == 0) params_.range_sums[slot] = {maximum, sum};
+    if (info.range > 0) return;
+    meet();
+    cluster_.wait();
+    for (int i = thread; i < info.heads * kPieces; i += Tile::kConsumers) {
+      const int head = i / kPieces;
+      const int dim = i % kPieces * 4;
+      store_out(params_, info, Tile::kHeadDim, head, dim, cluster_.combine(info.ranges, head, dim));
+    }
   }
 
   const DecodeParams& params_;
@@ -253,6 +301,7 @@ class DecodeEpilogue {
   float2* stats_;
   volatile int* flag_;
   DecodeJobs jobs_;
+  DecodeCluster<Tile> cluster_;
 };
 
 }  // namespace aotllm::cuda

@@ -52,6 +52,12 @@ __device__ inline std::uint32_t to_half_pair(std::uint32_t codes) {
   return static_cast<std::uint32_t>(pair.x) | static_cast<std::uint32_t>(pair.y) << 16;
 }
 
+/// A row of a slab that is read elsewhere in shared memory, where its bytes follow each other.
+struct DetachedRow {
+  int row = -1;  ///< of the slab; -1 = none
+  std::uint32_t address = 0;
+};
+
 /// Addresses of 16 × 32-byte pieces of a slab for one lane of ldmatrix.x4.
 template <class Tile>
 class SlabReader {
@@ -60,26 +66,30 @@ class SlabReader {
   /// positions 0 … 7 and 8 … 15 of one 16-byte chunk, then of the next; or, chunk_major, both chunks of positions 0 … 7
   /// first.
   template <bool ChunkMajor>
-  __device__ static SlabReader make(std::uint32_t unit, int slab) {
+  __device__ static SlabReader make(std::uint32_t unit, int slab, const DetachedRow& detached) {
     const int lane = opaque_thread() % 32;
     const int low = lane / 8 % 2;
     const int high = lane / 16;
-    const int row = slab * kDecodeSlab + lane % 8 + 8 * (ChunkMajor ? high : low);
+    const int slab_row = lane % 8 + 8 * (ChunkMajor ? high : low);
+    const int row = slab * kDecodeSlab + slab_row;
+    const bool elsewhere = slab_row == detached.row;
     SlabReader reader;
-    reader.row_ = unit + static_cast<std::uint32_t>(Tile::row_offset(row));
-    reader.swizzle_ = static_cast<std::uint32_t>(Tile::row_swizzle(row) ^ (16 * (ChunkMajor ? low : high)));
+    reader.row_ = elsewhere ? detached.address : unit + static_cast<std::uint32_t>(Tile::row_offset(row));
+    reader.column_ = elsewhere ? Tile::kColumnBytes : Tile::kTokens * Tile::kColumnBytes;
+    reader.swizzle_ =
+        static_cast<std::uint32_t>((elsewhere ? 0 : Tile::row_swizzle(row)) ^ (16 * (ChunkMajor ? low : high)));
     return reader;
   }
   /// Address of the row's chunk `chunk` (even) or the one after it.
   __device__ const cute::uint128_t* at(int chunk) const {
-    const std::uint32_t column =
-        static_cast<std::uint32_t>(chunk / Tile::kColumnChunks * Tile::kTokens * Tile::kColumnBytes);
+    const std::uint32_t column = static_cast<std::uint32_t>(chunk / Tile::kColumnChunks) * column_;
     const std::uint32_t inside = static_cast<std::uint32_t>(chunk % Tile::kColumnChunks * 16);
     return reinterpret_cast<const cute::uint128_t*>(__cvta_shared_to_generic(row_ + column + (inside ^ swizzle_)));
   }
 
  private:
   std::uint32_t row_;
+  std::uint32_t column_;  ///< bytes from one column of the row to the next
   std::uint32_t swizzle_;
 };
 

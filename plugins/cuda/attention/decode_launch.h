@@ -9,9 +9,10 @@ struct DecodeParams;
 
 /// Choices that change speed only, never bits; 0 = the kernel's own choice.
 struct DecodeTuning {
-  int box_tokens = 0;     ///< positions of one TMA box: 16, 32 or 64, at most tokens_per_block
-  int stages = 0;         ///< upper bound
-  int blocks_per_sm = 0;  ///< upper bound
+  int box_tokens = 0;        ///< positions of one TMA box: 16, 32 or 64, at most tokens_per_block
+  int stages = 0;            ///< upper bound
+  int blocks_per_sm = 0;     ///< upper bound
+  bool no_clusters = false;  ///< ranges meet in the workspace
 };
 
 void decode_attention(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const Stream& stream);

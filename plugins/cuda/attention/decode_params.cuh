@@ -11,18 +11,27 @@
 #include <cstdint>
 
 #include "attention/decode_schedule.h"
+#include "elementwise/rope_rotation.cuh"
 
 // What the parts of the decode attention kernel share: its parameters, the shapes of its tiles, its shared memory.
 //
-// A CTA is 4 or 8 consumer warps, a producer warp and an arrival warp. The producer walks the CTA's items and streams
-// their K and V through a ring of stages (TMA, swizzled); consumers need nothing but what a stage holds: K, V, the
-// queries, a record of what it is. Consumer warp w takes the positions 16 w … 16 w + 15 of each tile, with its own
-// running maximum and sum, so that warps meet only at the end of an item. Where a query has several ranges, the arrival
-// warp counts the finished ones, and combines them where this CTA's was the last: neither delays the next item.
+// A CTA is one or two teams of 4 or 8 consumer warps, a producer warp and an arrival warp. The producer walks the CTA's
+// items and streams their K and V through a ring of stages (TMA, swizzled); consumers need nothing but what a stage
+// holds: K, V, the queries, a record of what it is. Warp w of a team takes the positions 16 w … 16 w + 15 of its tiles,
+// with its own running maximum and sum, so that warps meet only at the end of an item. Where a query has several
+// ranges, the arrival warp counts the finished ones, and combines them where this CTA's was the last: neither delays
+// the next item.
+//
+// A fused launch has rope_kv's work to do as well: the arrival warp makes an item's queries and the new token's key and
+// value ahead of it, in a ring of their own, and writes the latter to the cache; the consumer warp whose slab holds the
+// new token reads them there instead of in the tile, whose row was loaded as it was before the step.
 namespace aotllm::cuda {
 
 inline constexpr int kDecodeSlab = 16;              ///< positions of a tile that one warp works on
 inline constexpr int kDecodeJobs = 4;               ///< finished ranges that may wait for the arrival warp
+inline constexpr int kDecodePrepared = 2;           ///< items whose queries may be ready ahead
+inline constexpr int kDecodeMaxCluster = 8;         ///< ranges that a cluster may combine
+inline constexpr int kDecodeSmallBox = 16;          ///< positions of a TMA box of a tile that is attended to in part
 inline constexpr int kDecodeMaxCounters = 1 << 16;  ///< queries · head tiles of a launch whose contexts are split
 
 struct DecodeParams {
@@ -43,9 +52,19 @@ struct DecodeParams {
   int tiles_per_kv_head;
   int box_tokens;  ///< positions of one TMA box: divides tokens_per_block and 64, at least 16
   int stages;
+  int cluster;        ///< CTAs of a query's ranges that combine them among themselves; 0 = none do
   bool direct;        ///< one item for each CTA of a grid [ranges, head tiles, queries]
+  bool fused;         ///< q is made here, of rope.qkv
   float score_scale;  ///< scale · log2 e, or 2 log2 e · scale / softcap
   float cap;          ///< softcap · log2 e, or 0
+  HeadLayout layout;  ///< where fused
+  RopeKvArgs rope;
+};
+
+/// Of the cache: boxes of params.box_tokens, and of kDecodeSmallBox.
+struct DecodeMaps {
+  CUtensorMap large;
+  CUtensorMap small;
 };
 
 /// What a stage holds, written by the producer. There are two records per stage, for its even and odd rounds, so that
@@ -54,10 +73,10 @@ struct alignas(16) DecodeStageInfo {
   std::int32_t heads = 0;  ///< query heads of the item; 0 ends the CTA's work
   std::int32_t begin = 0;  ///< attended to are positions [begin, end) of this tile, relative to its first
   std::int32_t end = 0;
-  std::int32_t first = 0;  ///< the item's first tile: the stage holds its queries, too
-  std::int32_t last = 0;   ///< the item's last tile
-  std::int32_t row = 0;    ///< of q and out
-  std::int32_t head = 0;   ///< the item's first query head
+  std::int32_t tile = 0;  ///< counted from the item's first, whose stage holds its queries, too
+  std::int32_t last = 0;  ///< the item's last tile
+  std::int32_t row = 0;   ///< of q and out
+  std::int32_t head = 0;  ///< the item's first query head
   std::int32_t query = 0;
   std::int32_t range = 0;  ///< of the query's `ranges`
   std::int32_t ranges = 0;
@@ -65,7 +84,8 @@ struct alignas(16) DecodeStageInfo {
   std::int32_t final = 0;    ///< the item is the CTA's last
 };
 
-template <KvType Type, int HeadDim>
+/// `Teams`: groups of consumer warps that take tiles in turn, so that the latency of one hides behind another's.
+template <KvType Type, int HeadDim, int Teams>
 struct DecodeTile {
   static constexpr KvType kType = Type;
   static constexpr int kHeadDim = HeadDim;
@@ -75,7 +95,9 @@ struct DecodeTile {
   static constexpr int kColumns = kRowBytes / kColumnBytes;
   static constexpr int kColumnChunks = kColumnBytes / 16;
   static constexpr int kTokens = kRowBytes <= 128 ? 128 : 64;
-  static constexpr int kWarps = kTokens / kDecodeSlab;  ///< consumers
+  static constexpr int kTeams = Teams;
+  static constexpr int kSlabs = kTokens / kDecodeSlab;  ///< warps of a team
+  static constexpr int kWarps = Teams * kSlabs;         ///< consumers
   static constexpr int kConsumers = 32 * kWarps;
   static constexpr int kThreads = kConsumers + 64;
   static constexpr int kUnitBytes = kTokens * kRowBytes;  ///< K or V of a tile
@@ -83,6 +105,8 @@ struct DecodeTile {
   static constexpr int kQueryStride = HeadDim * 2 + 16;  ///< bytes
   static constexpr int kValueStride = HeadDim + 4;       ///< floats
   static_assert(kUnitBytes % 1024 == 0);
+  static_assert(kColumns * (kTokens / kDecodeSmallBox) <= 32);  // a lane for each box
+  static constexpr int prepared_bytes(int heads) { return heads * kQueryStride + 2 * kRowBytes; }
 
   /// Byte offset of row `row` of a column, and what its chunk numbers are XORed with (in bytes).
   __device__ static constexpr int row_offset(int row) { return row * kColumnBytes; }
@@ -91,7 +115,10 @@ struct DecodeTile {
 
 /// Offsets in dynamic shared memory, bytes.
 struct DecodeStorage {
-  int queries;
+  int queries;   ///< of each stage
+  int prepared;  ///< where fused: [kDecodePrepared] of queries, then the new token's K and V
+  int rotation;  ///< likewise
+  int parts;     ///< of a cluster's ranges, in its first CTA
   int values;
   int stats;
   int infos;
@@ -100,16 +127,22 @@ struct DecodeStorage {
   int flag;
   int total;
 };
+constexpr int decode_barriers(int stages) {
+  return stages * 4 + kDecodeJobs * 2 + kDecodePrepared * 2 + 1;
+}
 template <class Tile>
-constexpr DecodeStorage decode_storage(int stages, int heads) {
+constexpr DecodeStorage decode_storage(int stages, int heads, bool fused, bool clustered) {
   DecodeStorage s{};
   int at = stages * 2 * Tile::kUnitBytes;
-  s.queries = at, at += stages * heads * Tile::kQueryStride;
+  s.queries = at, at += fused ? 0 : stages * heads * Tile::kQueryStride;
+  s.prepared = at, at += fused ? kDecodePrepared * Tile::prepared_bytes(heads) : 0;
+  s.rotation = at, at += fused ? Tile::kHeadDim / 2 * static_cast<int>(sizeof(float2)) : 0;
+  s.parts = at, at += clustered ? kDecodeMaxCluster * heads * (Tile::kHeadDim * 4 + 8) : 0;
   s.values = at, at += Tile::kWarps * heads * Tile::kValueStride * 4;
   s.stats = at, at += Tile::kWarps * 16 * 8;
   s.infos = at, at += 2 * stages * static_cast<int>(sizeof(DecodeStageInfo));
   s.jobs = at, at += kDecodeJobs * static_cast<int>(sizeof(DecodeStageInfo));
-  s.barriers = at, at += (stages * 4 + kDecodeJobs * 2) * 8;
+  s.barriers = at, at += decode_barriers(stages) * 8;
   s.flag = at, at += 16;
   s.total = at;
   return s;
@@ -123,7 +156,11 @@ __device__ inline int opaque_thread() {
   return thread;
 }
 
-/// The barriers of a stage, then those of a job.
+__device__ inline std::uint32_t shared_address(const void* address) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(address));
+}
+
+/// The barriers of stages, jobs, prepared items; then that of a cluster's parts.
 struct DecodeBarriers {
   std::uint64_t* base;
   __device__ std::uint64_t* full_k(int stage) const { return base + 4 * stage; }
@@ -132,6 +169,9 @@ struct DecodeBarriers {
   __device__ std::uint64_t* empty_v(int stage) const { return base + 4 * stage + 3; }
   __device__ std::uint64_t* stored(int stages, int job) const { return base + 4 * stages + 2 * job; }
   __device__ std::uint64_t* taken(int stages, int job) const { return base + 4 * stages + 2 * job + 1; }
+  __device__ std::uint64_t* parts(int stages) const { return base + decode_barriers(stages) - 1; }
+  __device__ std::uint64_t* ready(int stages, int slot) const { return stored(stages, kDecodeJobs + slot); }
+  __device__ std::uint64_t* used(int stages, int slot) const { return taken(stages, kDecodeJobs + slot); }
 };
 
 /// A place in the ring: stage, and parity of how often it went round.

@@ -79,6 +79,15 @@ AOTLLM_HOST_DEVICE DecodeShare decode_share(long long total_weight, int index, i
   return {divide(total_weight * index, count), divide(total_weight * (index + 1), count)};
 }
 
+/// Step data: on the device, read past the L1.
+AOTLLM_HOST_DEVICE DecodeQuery load_query(const DecodeQuery* query) {
+#ifdef __CUDA_ARCH__
+  return {__ldcg(&query->row), __ldcg(&query->sequence), __ldcg(&query->context)};
+#else
+  return *query;
+#endif
+}
+
 /// A place in the numbering of items. `start` is the sum of the weights before it.
 struct DecodeCursor {
   int query = 0;
@@ -120,7 +129,7 @@ struct DecodeCursor {
   AOTLLM_HOST_DEVICE bool settle(const DecodePlan& plan, const DecodeQuery* queries) {
     if (ranges.count > 0 && head_tile < plan.head_tiles) return true;
     while (++query < plan.num_queries) {
-      entry = queries[query];
+      entry = load_query(queries + query);
       ranges = decode_ranges(plan, entry.context);
       head_tile = 0;
       range = 0;

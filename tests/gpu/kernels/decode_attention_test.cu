@@ -392,7 +392,11 @@ TEST(DecodeAttention, SplitTokensAreMultiplesThatCoverTheContext) {
       }
     }
   }
-  EXPECT_EQ(decode_split_tokens(1, 8, 200, 64), 256);
+  EXPECT_EQ(decode_split_tokens(1, 8, 200, 64), 64);
+  EXPECT_EQ(decode_split_tokens(4, 8, 256, 64), 64);
+  EXPECT_EQ(decode_split_tokens(8, 8, 256, 64), 128);
+  EXPECT_EQ(decode_split_tokens(16, 8, 256, 64), 128);
+  EXPECT_EQ(decode_split_tokens(64, 8, 256, 64), 256);
   EXPECT_GE(decode_split_tokens(256, 8, 256, 64), 256);
   EXPECT_LT(decode_workspace_bytes(256, 32, 128, 131072, decode_split_tokens(256, 8, 131072, 64)),
             std::size_t{64} << 20);
