@@ -1,25 +1,12 @@
 #pragma once
 
-#include <cute/arch/copy_sm75.hpp>
-
+#include "gemm/skinny_exchange.cuh"
 #include "gemm/skinny_gemm.h"
+#include "gemm/skinny_shape.cuh"
 
-// From accumulators to y. A warp has 16 rows of W from `row16` on: thread `lane` holds rows row16 + lane / 4 + 8h of
-// tokens 8j + 2 (lane % 4) + b in acc[4j + 2h + b], h, b ∈ {0, 1}. y is contiguous along rows, so pairs of tokens are
-// turned into pairs of rows by transposing 8 × 8 matrices of bf16 between the threads of a warp.
+// From sums in shared memory to y: a thread makes 8 neighbouring values of a token at a time, so that y and the
+// residual are accessed in pieces of 16 bytes, and so that the code, which a CTA runs once or twice, is short.
 namespace aotllm::cuda {
-
-/// [8 rows][8 tokens], two tokens of row lane / 4 in a thread, to two rows of token lane / 4; and back.
-__device__ inline std::uint32_t skinny_transpose(std::uint32_t pair) {
-  std::uint32_t transposed;
-  cute::SM75_U32x1_MOVM_T::copy(pair, transposed);
-  return transposed;
-}
-
-__device__ inline std::uint32_t skinny_pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const std::uint32_t&>(pair);
-}
 
 __device__ inline float skinny_activate(float x, Activation activation) {
   if (activation == Activation::kSilu) return x / (1.0f + __expf(-x));
@@ -27,110 +14,139 @@ __device__ inline float skinny_activate(float x, Activation activation) {
   return x - x / (1.0f + __expf(2.0f * inner));  // x / 2 · (1 + tanh(inner))
 }
 
-/// What the epilogue of a warp's 16 rows reads for up to 32 tokens, loaded all at once: y may be the residual, so that
-/// the compiler could not move loads over stores.
-template <WeightType kType, int kTokens>
-struct SkinnyOperands {
-  static constexpr int kGroups = kTokens < 32 ? kTokens / 8 : 4;  // of 8 tokens
-  float w_scale[2];
-  float bias[2];
-  float2 x_scale[kGroups];
-  std::uint32_t residual[kGroups][2];  // rows row16 + 8h + 2 (lane % 4) + {0, 1} of token 8j + lane / 4
+/// p += 8 values of bf16.
+__device__ inline void skinny_add_bf16(float (&p)[8], const uint4& packed) {
+  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = __bfloat1622float2(pairs[i]);
+    p[2 * i] += pair.x, p[2 * i + 1] += pair.y;
+  }
+}
 
-  /// Of the groups of 8 tokens base … base + kGroups - 1 that lie in [first, last).
-  __device__ void load(const SkinnyArgs& args, int row16, int base, int first, int last, int m) {
-    if (row16 >= args.n) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
+__device__ inline uint4 skinny_pack(const float (&values)[8]) {
+  uint4 packed;
+  auto* pairs = reinterpret_cast<__nv_bfloat162*>(&packed);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = row16 + lane / 4 + 8 * h;
-      w_scale[h] = kType == WeightType::kFp8 ? __ldg(args.w_scales + row) : 1.0f;
-      bias[h] = args.bias != nullptr ? __ldg(args.bias + row) : 0.0f;
+  for (int i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+  return packed;
+}
+
+/// What sums are multiplied by, and what is added: in registers, on its way, while a tile is computed, then in shared
+/// memory for all consumers of the CTA: [kRows] bias and, for kFp8, [kRows] scales of W and [kTokens] scales of X.
+template <class Shape>
+struct SkinnyFactors {
+  static_assert(Shape::kConsumers == 2 * Shape::kRows);
+  float* memory;
+  float of_row = 0.0f;  // bias of row threadIdx.x or, from kRows on, the scale of row threadIdx.x - kRows
+  float of_token = 0.0f;
+
+  __device__ void load(const SkinnyArgs& args, int tile, int m) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = tile * Shape::kRows + thread % Shape::kRows;
+    const float* from = thread < Shape::kRows ? args.bias : Shape::kScaled ? args.w_scales : nullptr;
+    of_row = from != nullptr && row < args.n ? __ldg(from + row) : 0.0f;
+    if (Shape::kScaled && thread < m) of_token = __ldcg(args.x_scales + thread);
+  }
+  __device__ void store() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (Shape::kScaled || thread < Shape::kRows) memory[thread] = of_row;
+    if (Shape::kScaled && thread < Shape::kTokens) memory[2 * Shape::kRows + thread] = of_token;
+  }
+
+  /// p[i] belongs to row `row` + i of the tile; rows are multiples of 8.
+  __device__ void apply(float (&p)[8], int row, int token) const {
+    float bias[8];
+    read(bias, row);
+    if constexpr (Shape::kScaled) {
+      const float x_scale = memory[2 * Shape::kRows + token];
+      float w_scale[8];
+      read(w_scale, Shape::kRows + row);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) p[i] *= w_scale[i] * x_scale;
     }
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      const int token8 = 8 * (base + j);
-      if (base + j < first || base + j >= last || token8 >= m) continue;
-      if constexpr (kType == WeightType::kFp8) {
-        const int token = token8 + 2 * (lane % 4);
-        x_scale[j].x = token < m ? __ldcg(args.x_scales + token) : 0.0f;
-        x_scale[j].y = token + 1 < m ? __ldcg(args.x_scales + token + 1) : 0.0f;
-      }
-      if (args.epilogue == Epilogue::kResidual) {
-        const int token = token8 + lane / 4;
-        const auto* row = args.residual + static_cast<std::size_t>(token) * args.n + row16 + 2 * (lane % 4);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          residual[j][h] = token < m ? __ldcg(reinterpret_cast<const std::uint32_t*>(row + 8 * h)) : 0;
-        }
-      }
-    }
+    for (int i = 0; i < 8; ++i) p[i] += bias[i];
+  }
+
+ private:
+  __device__ void read(float (&values)[8], int at) const {
+    *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(memory + at);
+    *reinterpret_cast<float4*>(values + 4) = *reinterpret_cast<const float4*>(memory + at + 4);
   }
 };
 
-/// Writes tokens 8j … 8j + 7 of the warp's rows; p[h][b] is the finished product.
-inline __device__ void skinny_store(const SkinnyArgs& args, float (&p)[2][2], const std::uint32_t (&residual)[2], int j,
-                                    int row16, int m) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (args.epilogue == Epilogue::kLogits) {
-    auto* y = static_cast<float*>(args.y);
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      const int token = 8 * j + 2 * (lane % 4) + b;
-      if (token >= m) break;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float logit = args.softcap > 0.0f ? args.softcap * tanhf(p[h][b] / args.softcap) : p[h][b];
-        y[static_cast<std::size_t>(token) * args.n + row16 + lane / 4 + 8 * h] = logit;
-      }
-    }
-    return;
-  }
-  const int token = 8 * j + lane / 4;
-  auto* y = static_cast<__nv_bfloat16*>(args.y);
-  if (args.epilogue == Epilogue::kGated) {
-    const std::uint32_t pair = skinny_transpose(skinny_pack(skinny_activate(p[0][0], args.activation) * p[1][0],
-                                                            skinny_activate(p[0][1], args.activation) * p[1][1]));
-    y += static_cast<std::size_t>(token) * (args.n / 2) + row16 / 2 + 2 * (lane % 4);
-    if (token < m) *reinterpret_cast<std::uint32_t*>(y) = pair;
-    return;
-  }
-  y += static_cast<std::size_t>(token) * args.n + row16 + 2 * (lane % 4);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (args.epilogue == Epilogue::kResidual) {
-      const std::uint32_t tokens = skinny_transpose(residual[h]);
-      const float2 add = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(tokens));
-      p[h][0] += add.x;
-      p[h][1] += add.y;
-    }
-    const std::uint32_t pair = skinny_transpose(skinny_pack(p[h][0], p[h][1]));
-    if (token < m) *reinterpret_cast<std::uint32_t*>(y + 8 * h) = pair;
-  }
-}
+/// Of the 128 threads of a warpgroup, which finish its 64 rows of a tile.
+template <class Shape>
+struct SkinnyEpilogue {
+  const SkinnyArgs& args;
+  SkinnySums<Shape> sums;
+  const SkinnyFactors<Shape>& factors;
+  int tile;
+  int m;
 
-/// y of the groups of 8 tokens in [first, last) that `operands`, loaded with base kBase, is of.
-template <int kBase, WeightType kType, int kTokens>
-__device__ void skinny_epilogue(const SkinnyArgs& args, const float (&acc)[kTokens / 2],
-                                const SkinnyOperands<kType, kTokens>& operands, int row16, int first, int last, int m) {
-  if (row16 >= args.n) return;
-#pragma unroll
-  for (int j = 0; j < operands.kGroups; ++j) {
-    if (kBase + j < first || kBase + j >= last || 8 * (kBase + j) >= m) continue;
-    float p[2][2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        p[h][b] = acc[4 * (kBase + j) + 2 * h + b];
-        if constexpr (kType == WeightType::kFp8) {
-          p[h][b] *= operands.w_scale[h] * (b == 0 ? operands.x_scale[j].x : operands.x_scale[j].y);
-        }
-        p[h][b] += operands.bias[h];
+  __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
+  __device__ int row64() const { return tile * Shape::kRows + 64 * warpgroup(); }
+
+  /// y of tokens [8 first, 8 (first + groups)) below m, whose sums are groups 0 … groups - 1 of `slots` slots.
+  __device__ void finish(int slots, int first, int groups) const {
+    const int end = min(m, 8 * (first + groups));
+    if (args.epilogue == Epilogue::kGated) return finish_gated(slots, 8 * first, end);
+    const int row8 = thread() % 8 * 8;
+    if (row64() + row8 >= args.n) return;
+#pragma unroll 1
+    for (int token = 8 * first + thread() / 8; token < end; token += 16) {
+      const std::size_t at = static_cast<std::size_t>(token) * args.n + row64() + row8;
+      uint4 residual = {};
+      if (args.epilogue == Epilogue::kResidual) residual = __ldcg(reinterpret_cast<const uint4*>(args.residual + at));
+      float p[8];
+      product(p, slots, token / 8 - first, row8, token);
+      if (args.epilogue == Epilogue::kLogits) {
+        store_logits(p, at);
+      } else {
+        if (args.epilogue == Epilogue::kResidual) skinny_add_bf16(p, residual);
+        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.y) + at) = skinny_pack(p);
       }
     }
-    skinny_store(args, p, operands.residual[j], kBase + j, row16, m);
   }
-}
+
+ private:
+  /// The sums over `slots`, scaled and biased, of rows row8 … row8 + 7 of the warpgroup.
+  __device__ void product(float (&p)[8], int slots, int group, int row8, int token) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) p[i] = 0.0f;
+#pragma unroll 1
+    for (int slot = 0; slot < slots; ++slot) sums.add(p, slot, group, warpgroup(), row8, token % 8);
+    factors.apply(p, 64 * warpgroup() + row8, token);
+  }
+
+  /// Rows come in groups of 16: 8 of gate, then the same 8 of up.
+  __device__ void finish_gated(int slots, int begin, int end) const {
+    const int row16 = thread() % 4 * 16;
+    if (row64() + row16 >= args.n) return;
+#pragma unroll 1
+    for (int token = begin + thread() / 4; token < end; token += 32) {
+      float gate[8];
+      float up[8];
+      product(gate, slots, (token - begin) / 8, row16, token);
+      product(up, slots, (token - begin) / 8, row16 + 8, token);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) gate[i] = skinny_activate(gate[i], args.activation) * up[i];
+      auto* y = static_cast<__nv_bfloat16*>(args.y) + static_cast<std::size_t>(token) * (args.n / 2);
+      *reinterpret_cast<uint4*>(y + (row64() + row16) / 2) = skinny_pack(gate);
+    }
+  }
+
+  __device__ void store_logits(float (&p)[8], std::size_t at) const {
+    if (args.softcap > 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) p[i] = args.softcap * tanhf(p[i] / args.softcap);
+    }
+    auto* y = reinterpret_cast<float4*>(static_cast<float*>(args.y) + at);
+    y[0] = make_float4(p[0], p[1], p[2], p[3]);
+    y[1] = make_float4(p[4], p[5], p[6], p[7]);
+  }
+};
 
 }  // namespace aotllm::cuda

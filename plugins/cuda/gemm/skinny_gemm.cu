@@ -95,10 +95,10 @@ class SkinnyGemm : public Gemm {
                                             " bytes, got " + std::to_string(workspace.bytes));
     }
 
-    const int groups = rows_tile / 8;  // each CTA of a cluster receives sums of its groups of tokens from the others
-    const int received = (args_.cluster - 1) * std::max(1, groups / args_.cluster) * 16 * kernel.consumers;
+    const int groups = rows_tile / 8;  // each CTA of a cluster gets the sums of its groups of tokens from all
+    const int finished = args_.cluster > 1 ? args_.cluster * std::max(1, groups / args_.cluster) : kernel.piece;
     const int most_shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    const int fixed = kernel.fixed_bytes + received;
+    const int fixed = kernel.fixed_bytes + finished * kernel.group_bytes;
     args_.stages = std::min({plan.stages, kSkinnyMaxStages, (most_shared - fixed) / kernel.stage_bytes});
     shared_bytes_ = args_.stages * kernel.stage_bytes + fixed;
     if (args_.stages < 1) {
@@ -175,25 +175,40 @@ void set_ring(SkinnyPlan& plan, int rows_tile, bool small_tiles, bool large_ring
   if (large_ring) plan.stages = rows_tile == 8 ? 12 : rows_tile == 16 ? 10 : rows_tile == 32 ? 9 : 8;
 }
 
+/// A tile for each CTA and two CTAs on a multiprocessor: one multiplies while the other waits for memory.
+void set_single_tiles(SkinnyPlan& plan, int rows_tile, int tiles) {
+  set_ring(plan, rows_tile, false, false);
+  if (rows_tile == 32) plan.stages = 5;
+  plan.grid = tiles;
+  plan.whole = true;
+}
+
 }  // namespace
 
-// What was fastest on an H200 in a chain of the linears of Llama-3.1-8B (bench_skinny_gemm --sweep), as rules.
+// What was fastest on an H200 in layers of Llama-3.1-8B (bench_layer --search), as rules.
 SkinnyPlan default_skinny_plan(WeightType type, int n, int k, int rows_tile, int multiprocessors) {
   const bool bf16 = type == WeightType::kBf16;
   const int row_bytes = k * (bf16 ? 2 : 1);
   const int tiles64 = ceil_div(n, 64);
   const int tiles128 = ceil_div(n, 128);
+  const bool fills_twice = tiles128 <= 2 * multiprocessors && tiles128 >= multiprocessors * 3 / 2;
   SkinnyPlan plan;
   if (rows_tile == 64) {  // small tiles would read X too often
     set_ring(plan, rows_tile, false, true);
     if (tiles128 <= multiprocessors) {
       plan.cluster = cluster_size(tiles128, ceil_div(row_bytes, 128), multiprocessors * 3 / 4);
+      const bool busy = type == WeightType::kFp8Block && 4 * tiles128 <= 2 * multiprocessors;  // with scales
+      if (busy && row_bytes % 512 == 0) plan.cluster = 4, plan.stages = 3;
+    } else if (!bf16 && fills_twice) {
+      set_single_tiles(plan, rows_tile, tiles128);
     }
   } else if (tiles64 <= multiprocessors) {  // a cluster for each tile: its sums do not pass through memory
     plan.cluster = cluster_size(tiles64, ceil_div(row_bytes, 512), multiprocessors);
     const bool large = plan.cluster * tiles64 <= multiprocessors && row_bytes >= 8192;
     set_ring(plan, rows_tile, true, large);
     if (large && rows_tile == 8) plan.sub = 4, plan.stages = 6;
+    const bool short_rows = !bf16 && rows_tile == 8 && row_bytes <= 4096 && row_bytes % 1024 == 0;
+    if (short_rows && plan.cluster == 2 && 4 * tiles64 <= 2 * multiprocessors) plan.cluster = 4, plan.stages = 3;
   } else if (tiles128 > 4 * multiprocessors) {  // so many that CTAs come and go
     set_ring(plan, rows_tile, false, false);
     if (rows_tile <= 16 && row_bytes % 256 == 0) {
@@ -202,8 +217,11 @@ SkinnyPlan default_skinny_plan(WeightType type, int n, int k, int rows_tile, int
       plan.grid = tiles128;
       plan.whole = true;
     }
-  } else if (rows_tile == 8 && bf16 && row_bytes % 1024 == 0) {
-    plan.rows = 64, plan.sub = 4, plan.stages = 3, plan.cluster = 2;
+  } else if (rows_tile == 8 && bf16) {
+    plan.rows = 64, plan.sub = 4, plan.stages = 6;
+    plan.grid = even_grid(tiles64, multiprocessors);
+  } else if (rows_tile == 32 && type == WeightType::kFp8 && fills_twice) {
+    set_single_tiles(plan, rows_tile, tiles128);
   } else if (!bf16 && (rows_tile <= 16 || type == WeightType::kFp8Block)) {
     set_ring(plan, rows_tile, false, rows_tile <= 16);
     plan.grid = ceil_div(tiles128, ceil_div(tiles128, multiprocessors));

@@ -19,9 +19,11 @@ struct SkinnyPlan {
   int stages = 5;      ///< of the ring in shared memory, at most kSkinnyMaxStages and what fits
   int grid = 0;        ///< CTAs; 0 = one per multiprocessor
   bool whole = false;  ///< CTAs get whole tiles instead of sharing them; `grid` must not exceed the tiles
-  int cluster = 1;     ///< > 1: so many CTAs (2, 4 or 8) share each tile and the grid is theirs, whatever `grid` says
+  int cluster = 1;     ///< so many CTAs (1, 2, 4 or 8), in one cluster, share the k of each tile; where there are
+                       ///< clusters the grid is what all tiles need, whatever `grid` says
   int early = 0;       ///< units before the end of its loads at which a CTA lets the successor start
-  int prefetch = 0;    ///< stages that are fetched to the L2 beyond the ring before the predecessor has ended
+  int prefetch = 0;    ///< stages that are fetched to the L2 beyond the ring before the predecessor has ended; no
+                       ///< default plan does, it has not shortened a layer
 };
 
 /// What a launch needs besides its tensor maps. Shapes as in GemmProblem.
@@ -49,9 +51,10 @@ struct SkinnyArgs {
 struct SkinnyKernel {
   void (*function)(CUtensorMap w, CUtensorMap x, SkinnyArgs args, int m) = nullptr;  ///< null: no such kernel
   int threads = 0;
-  int consumers = 0;  ///< of the threads
   int stage_bytes = 0;
   int fixed_bytes = 0;    ///< shared memory besides the ring
+  int group_bytes = 0;    ///< shared memory for the sums of 8 tokens
+  int piece = 0;          ///< such groups that a CTA without a cluster finishes at a time
   int partial_bytes = 0;  ///< of one slot of `partials`
 };
 SkinnyKernel skinny_kernel_bf16(int rows_tile, int rows, int sub);

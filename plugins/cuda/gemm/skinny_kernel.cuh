@@ -2,136 +2,17 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include <cute/arch/copy_sm90_desc.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
-
 #include "gemm/skinny_epilogue.cuh"
 #include "gemm/skinny_exchange.cuh"
 #include "gemm/skinny_gemm.h"
 #include "gemm/skinny_merge.cuh"
+#include "gemm/skinny_producer.cuh"
 #include "gemm/skinny_shape.cuh"
 
 // The kernel behind make_skinny_gemm. Units (a tile of rows × a stage of k) are dealt out in order to a grid of about
-// one CTA per multiprocessor; in each, one thread streams W and X through a ring in shared memory and one or two
-// warpgroups multiply. W does not depend on other kernels: the ring is filled with it before the predecessor has ended.
+// one CTA per multiprocessor; in each, one thread streams W and X through a ring in shared memory and warpgroups of 64
+// rows each multiply. W does not depend on other kernels: the ring is filled with it before the predecessor has ended.
 namespace aotllm::cuda {
-
-using SkinnyBarrier = cutlass::arch::ClusterTransactionBarrier;
-
-/// Shared memory: the ring, then barriers, the flags of two merges, the staged scales (kFp8Block) and the sums that
-/// other CTAs of the cluster send.
-template <class Shape>
-struct SkinnyShared {
-  std::uint8_t* ring;
-  int stages;
-
-  __device__ std::uint8_t* w(int stage, int sub) const {
-    return ring + stage * Shape::kStageBytes + sub * Shape::kWBytes;
-  }
-  __device__ std::uint8_t* x(int stage, int sub) const {
-    return ring + stage * Shape::kStageBytes + Shape::kSub * Shape::kWBytes + sub * Shape::kXBytes;
-  }
-  __device__ std::uint8_t* fixed() const { return ring + stages * Shape::kStageBytes; }
-  __device__ std::uint64_t* full(int stage) const { return reinterpret_cast<std::uint64_t*>(fixed()) + stage; }
-  __device__ std::uint64_t* empty(int stage) const { return full(Shape::kMaxStages + stage); }
-  __device__ std::uint64_t* exchanged() const { return full(2 * Shape::kMaxStages); }
-  __device__ int* flags() const { return reinterpret_cast<int*>(exchanged() + 1); }
-  __device__ float* scales(int warpgroup) const {
-    return reinterpret_cast<float*>(fixed() + Shape::kBarrierBytes) + warpgroup * Shape::kScaleFloats;
-  }
-  __device__ float* exchange() const { return scales(Shape::kWarpgroups); }
-};
-
-/// Position in the ring, and how often it has been passed (its parity).
-struct SkinnyRing {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ void next(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-/// The unit at which the producer is: its tile and its stage along k.
-struct SkinnyCursor {
-  int tile;
-  int step;
-
-  __device__ SkinnyCursor(const SkinnySplit& split, int unit)
-      : tile(unit / split.per_tile), step(unit - tile * split.per_tile) {}
-  __device__ void next(const SkinnySplit& split) {
-    if (++step == split.per_tile) {
-      step = 0;
-      ++tile;
-    }
-  }
-};
-
-/// One thread: all loads of units [begin, end).
-template <class Shape>
-struct SkinnyProducer {
-  const CUtensorMap* w_map;
-  const CUtensorMap* x_map;
-  const SkinnyArgs& args;
-  SkinnyShared<Shape> shared;
-
-  __device__ void load_w(const SkinnyCursor& at, int stage) const {
-    SkinnyBarrier::arrive_and_expect_tx(shared.full(stage), Shape::kStageBytes);
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-      cute::SM90_TMA_LOAD_2D::copy(
-          w_map, shared.full(stage), static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-          shared.w(stage, sub), (at.step * Shape::kSub + sub) * Shape::kColumn, at.tile * Shape::kRows);
-    }
-  }
-
-  __device__ void load_x(const SkinnyCursor& at, int stage) const {
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-      cute::SM90_TMA_LOAD_2D::copy(x_map, shared.full(stage),
-                                   static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-                                   shared.x(stage, sub), (at.step * Shape::kSub + sub) * Shape::kColumn, 0);
-    }
-  }
-
-  __device__ void prefetch(const SkinnyCursor& at) const {
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-      cute::SM90_TMA_LOAD_2D::PREFETCH::copy(w_map, (at.step * Shape::kSub + sub) * Shape::kColumn,
-                                             at.tile * Shape::kRows);
-    }
-  }
-
-  /// Loads W of a unit; the successor may start once all CTAs are `early` units before the end of their loads. What it
-  /// prefetches then fills the time in which this kernel ends, instead of taking turns with this kernel's loads.
-  __device__ void load_w(const SkinnyCursor& at, int stage, int unit, int end) const {
-    load_w(at, stage);
-    if (end - 1 - unit == args.early) cudaTriggerProgrammaticLaunchCompletion();
-  }
-
-  __device__ void run(int begin, int end) const {
-    if (end - begin <= args.early) cudaTriggerProgrammaticLaunchCompletion();
-    const int filled = min(args.stages, end - begin);
-    SkinnyCursor ahead(args.split, begin);
-    int unit = begin;
-    for (; unit < begin + filled; ++unit, ahead.next(args.split)) load_w(ahead, unit - begin, unit, end);
-    const int prefetched = min(end, unit + args.prefetch);
-    for (; unit < prefetched; ++unit, ahead.next(args.split)) prefetch(ahead);
-
-    cudaGridDependencySynchronize();  // x is another kernel's
-    SkinnyCursor at(args.split, begin);
-    for (int i = 0; i < filled; ++i, at.next(args.split)) load_x(at, i);
-    SkinnyRing ring;
-    for (unit = begin + filled; unit < end; ++unit, at.next(args.split), ring.next(args.stages)) {
-      SkinnyBarrier::wait(shared.empty(ring.stage), ring.parity);
-      load_w(at, ring.stage, unit, end);
-      load_x(at, ring.stage);
-    }
-  }
-};
 
 /// Scales of kFp8Block, w · x of a chunk of columns at a time in shared memory: [kScaleChunk][kTokens], of this
 /// warpgroup. The next chunk's are on the way in registers meanwhile.
@@ -146,7 +27,7 @@ struct SkinnyBlockScales {
   float next[kEach];
 
   __device__ void load(int tile, int chunk) {
-    const int row = tile * Shape::kRows + warpgroup * 64 * Shape::kBlocks;
+    const int row = tile * Shape::kRows + warpgroup * 64;
     const int column = chunk * Shape::kScaleChunk + static_cast<int>(threadIdx.x) % Shape::kScaleChunk;
     const bool inside = row < args.n && column < args.k_blocks;
     const float w = inside ? __ldg(args.w_scales + static_cast<std::size_t>(row / 128) * args.k_blocks + column) : 0.0f;
@@ -181,64 +62,95 @@ struct SkinnyBlockScales {
 };
 
 /// acc += W · x of one stage. FP8 products are summed in the tensor cores over 128 columns only, where they keep fewer
-/// bits than float32, then in registers.
+/// bits than float32, then in registers; as many columns as registers allow are on the way together.
 template <class Shape, class Scales>
-__device__ void skinny_multiply(float (&acc)[Shape::kBlocks][Shape::kAcc], std::uint64_t w, std::uint64_t x, int step,
+__device__ void skinny_multiply(float (&acc)[Shape::kAcc], std::uint64_t w, std::uint64_t x, int step,
                                 const Scales& scales) {
   using skinny::gmma::ScaleOut;
   constexpr auto kIndex = std::make_index_sequence<Shape::kAcc>{};
   constexpr int kSteps = 4;  // of 32 bytes
   if constexpr (Shape::kBf16) {
+    for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(acc[i]);
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int block = 0; block < Shape::kBlocks; ++block) {
-      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(acc[block][i]);
+    for (int sub = 0; sub < Shape::kSub; ++sub) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        skinny_mma<typename Shape::Mma>(w + sub * Shape::kWBytes / 16 + 2 * i, x + sub * Shape::kXBytes / 16 + 2 * i,
+                                        acc, ScaleOut::One, kIndex);
+      }
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(acc[i]);
+  } else {
+    float sum[Shape::kSub][Shape::kAcc];
+#pragma unroll
+    for (int sub = 0; sub < Shape::kSub; ++sub) {
+      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(sum[sub][i]);
     }
     cute::warpgroup_arrive();
 #pragma unroll
     for (int sub = 0; sub < Shape::kSub; ++sub) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-        for (int block = 0; block < Shape::kBlocks; ++block) {
-          skinny_mma<typename Shape::Mma>(w + (sub * Shape::kWBytes + block * 64 * 128) / 16 + 2 * i,
-                                          x + sub * Shape::kXBytes / 16 + 2 * i, acc[block], ScaleOut::One, kIndex);
-        }
+        skinny_mma<typename Shape::Mma>(w + sub * Shape::kWBytes / 16 + 2 * i, x + sub * Shape::kXBytes / 16 + 2 * i,
+                                        sum[sub], i == 0 ? ScaleOut::Zero : ScaleOut::One, kIndex);
       }
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<0>();
 #pragma unroll
-    for (int block = 0; block < Shape::kBlocks; ++block) {
-      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(acc[block][i]);
-    }
-  } else {
+    for (int sub = 0; sub < Shape::kSub; ++sub) {
+      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(sum[sub][i]);
 #pragma unroll
-    for (int part = 0; part < Shape::kSub * Shape::kBlocks; ++part) {
-      const int sub = part / Shape::kBlocks;
-      const int block = part % Shape::kBlocks;
-      float sum[Shape::kAcc];
-      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(sum[i]);
-      cute::warpgroup_arrive();
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        skinny_mma<typename Shape::Mma>(w + (sub * Shape::kWBytes + block * 64 * 128) / 16 + 2 * i,
-                                        x + sub * Shape::kXBytes / 16 + 2 * i, sum,
-                                        i == 0 ? ScaleOut::Zero : ScaleOut::One, kIndex);
-      }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<0>();
-      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(sum[i]);
-#pragma unroll
-      for (int j = 0; j < Shape::kTokens / 8; ++j) {
+      for (int j = 0; j < Shape::kGroups; ++j) {
         float2 scale = make_float2(1.0f, 1.0f);
         if constexpr (Shape::kType == WeightType::kFp8Block) scale = scales.at(step * Shape::kSub + sub, j);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          acc[block][4 * j + 2 * h] += sum[4 * j + 2 * h] * scale.x;
-          acc[block][4 * j + 2 * h + 1] += sum[4 * j + 2 * h + 1] * scale.y;
+          acc[4 * j + 2 * h] += sum[sub][4 * j + 2 * h] * scale.x;
+          acc[4 * j + 2 * h + 1] += sum[sub][4 * j + 2 * h + 1] * scale.y;
         }
       }
     }
+  }
+}
+
+/// y of the groups of 8 tokens that this CTA of a cluster owns. It has no other tile.
+template <class Shape>
+__device__ void skinny_finish_share(const SkinnyArgs& args, const SkinnyShared<Shape>& shared,
+                                    const float (&acc)[Shape::kAcc], const SkinnyFactors<Shape>& factors, int tile,
+                                    int m) {
+  const SkinnyExchange<Shape> exchange{args.cluster, m, shared.sums(), shared.exchanged()};
+  exchange.send(acc);
+  if (8 * exchange.first() >= m) return;
+  factors.store();
+  exchange.wait();
+  skinny_sync(Shape::kConsumers, 0);
+  const SkinnyEpilogue<Shape> epilogue{args, exchange.sums(), factors, tile, m};
+  epilogue.finish(args.cluster, exchange.first(), exchange.last() - exchange.first());
+}
+
+/// y of a tile whose sums are all here: they pass through shared memory in pieces.
+template <class Shape>
+__device__ void skinny_finish_tile(const SkinnyArgs& args, const SkinnyShared<Shape>& shared,
+                                   const float (&acc)[Shape::kAcc], const SkinnyFactors<Shape>& factors, int tile,
+                                   int m) {
+  const SkinnySums<Shape> sums{shared.sums(), Shape::kPiece};
+  const SkinnyEpilogue<Shape> epilogue{args, sums, factors, tile, m};
+  factors.store();
+#pragma unroll 1
+  for (int first = 0; 8 * first < m; first += Shape::kPiece) {
+#pragma unroll
+    for (int group = 0; group < Shape::kGroups; ++group) {
+      if (group - group % Shape::kPiece != first) continue;
+      const float* from = &acc[4 * group];
+      *sums.place(0, group % Shape::kPiece) = make_float4(from[0], from[1], from[2], from[3]);
+    }
+    skinny_sync(Shape::kConsumers, 0);
+    epilogue.finish(1, first, Shape::kPiece);
+    skinny_sync(Shape::kConsumers, 0);  // before anything here is written again
   }
 }
 
@@ -247,19 +159,19 @@ template <class Shape>
 __device__ void skinny_consume(const SkinnyArgs& args, const SkinnyShared<Shape>& shared, int begin, int end, int m) {
   constexpr bool kBlockScales = Shape::kType == WeightType::kFp8Block;
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  const int warp = static_cast<int>(threadIdx.x) % 128 / 32;
   const SkinnySplit& split = args.split;
-  const std::uint64_t w =
-      skinny_descriptor(cute::cast_smem_ptr_to_uint(shared.w(0, 0))) + warpgroup * Shape::kBlocks * 64 * 128 / 16;
+  const std::uint64_t w = skinny_descriptor(cute::cast_smem_ptr_to_uint(shared.w(0, 0))) + warpgroup * 64 * 128 / 16;
   const std::uint64_t x = skinny_descriptor(cute::cast_smem_ptr_to_uint(shared.x(0, 0)));
   SkinnyCursor at(split, begin);
   SkinnyBlockScales<Shape> scales{args, m, warpgroup, shared.scales(warpgroup), {}};
   if constexpr (kBlockScales) scales.load(at.tile, at.step * Shape::kSub / Shape::kScaleChunk);
 
+  SkinnyFactors<Shape> factors{shared.factors()};
   SkinnyRing ring;
   for (int unit = begin; unit < end;) {
     const int count = min(split.per_tile - at.step, end - unit);
-    float acc[Shape::kBlocks][Shape::kAcc] = {};
+    factors.load(args, at.tile, m);
+    float acc[Shape::kAcc] = {};
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ring.next(args.stages)) {
       const int step = at.step + i;
@@ -277,40 +189,14 @@ __device__ void skinny_consume(const SkinnyArgs& args, const SkinnyShared<Shape>
     unit += count;
     at.step = 0;
     ++at.tile;
-
-    const bool exchanges = args.cluster > 1;
-    const SkinnyExchange<Shape> exchange{args.cluster, m, shared.exchange(), shared.exchanged()};
-    if (exchanges) exchange.send(acc);
-    if (!whole && !exchanges && !merge.arrive(acc)) continue;
-    // The groups of 8 tokens that this CTA finishes.
-    const int first = exchanges ? exchange.first() : 0;
-    const int last = exchanges ? exchange.last() : Shape::kTokens / 8;
-    if (8 * first >= m) continue;
-    const auto sum = [&] {
-      if (exchanges) {
-        exchange.sum(acc);
-      } else if (!whole) {
+    if (args.cluster > 1) {
+      skinny_finish_share<Shape>(args, shared, acc, factors, tile, m);
+    } else {
+      if (!whole) {
+        if (!merge.arrive(acc)) continue;
         merge.sum(acc);
       }
-    };
-    const int row16 = tile * Shape::kRows + warpgroup * 64 * Shape::kBlocks + warp * 16;
-    using Operands = SkinnyOperands<Shape::kType, Shape::kTokens>;
-    if constexpr (Shape::kTokens <= 32) {
-      Operands operands;  // on the way while the shares are added
-      operands.load(args, row16, 0, first, last, m);
-      sum();
-      skinny_epilogue<0>(args, acc[0], operands, row16, first, last, m);
-    } else {
-      sum();
-      Operands operands;
-      if (first < 4) {
-        operands.load(args, row16, 0, first, last, m);
-        skinny_epilogue<0>(args, acc[0], operands, row16, first, last, m);
-      }
-      if (last > 4 && m > 32) {
-        operands.load(args, row16, 4, first, last, m);
-        skinny_epilogue<4>(args, acc[0], operands, row16, first, last, m);
-      }
+      skinny_finish_tile<Shape>(args, shared, acc, factors, tile, m);
     }
   }
 }
@@ -350,8 +236,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
 template <WeightType kType, int kTokens, int kRows, int kSub>
 SkinnyKernel skinny_kernel() {
   using Shape = SkinnyShape<kType, kTokens, kRows, kSub>;
-  return {skinny_gemm_kernel<Shape>, Shape::kThreads,    Shape::kConsumers,
-          Shape::kStageBytes,        Shape::kFixedBytes, Shape::kPartialBytes};
+  return {skinny_gemm_kernel<Shape>, Shape::kThreads, Shape::kStageBytes,  Shape::kFixedBytes,
+          Shape::kGroupBytes,        Shape::kPiece,   Shape::kPartialBytes};
 }
 
 /// The instantiations that plans may name.

@@ -10,9 +10,9 @@ namespace aotllm::cuda {
 /// Of the CTA's consumer threads. `flags` are two words of shared memory that no other merge of the CTA uses.
 template <class Shape>
 struct SkinnyMerge {
-  static constexpr int kBarrier = 0;                                   // named barrier of all consumers
-  static constexpr int kGroups = Shape::kBlocks * Shape::kTokens / 8;  // float4 of a thread
-  using Acc = float[Shape::kBlocks][Shape::kAcc];
+  static constexpr int kBarrier = 0;  // named barrier of all consumers
+  static constexpr int kGroups = Shape::kGroups;
+  using Acc = float[Shape::kAcc];
 
   const SkinnyArgs& args;
   int tile;
@@ -29,7 +29,7 @@ struct SkinnyMerge {
   }
 
   /// Whether group g belongs to tokens below m.
-  __device__ bool needed(int g) const { return 8 * (g % (Shape::kTokens / 8)) < m; }
+  __device__ bool needed(int g) const { return 8 * g < m; }
 
   /// True for the last CTA to arrive: the others' partial sums are there, and its own need not be written where that
   /// is known before.
@@ -97,11 +97,11 @@ struct SkinnyMerge {
   __device__ static void sync() { skinny_sync(Shape::kConsumers, kBarrier); }
 
   __device__ static float4 group(const Acc& acc, int g) {
-    const float* from = &acc[g / (Shape::kTokens / 8)][4 * (g % (Shape::kTokens / 8))];
+    const float* from = &acc[4 * g];
     return make_float4(from[0], from[1], from[2], from[3]);
   }
   __device__ static void set(Acc& acc, int g, float4 value) {
-    float* to = &acc[g / (Shape::kTokens / 8)][4 * (g % (Shape::kTokens / 8))];
+    float* to = &acc[4 * g];
     to[0] = value.x, to[1] = value.y, to[2] = value.z, to[3] = value.w;
   }
   __device__ static void add(float4& total, const float4& value) {

@@ -45,11 +45,12 @@ struct SkinnyShape {
   static constexpr int kColumn = kBf16 ? 64 : 128;  ///< elements of k in 128 bytes
   using Mma = SkinnyMma<kBf16, kTokens>;
 
-  static constexpr int kWarpgroups = kRows == 64 ? 1 : 2;
-  static constexpr int kBlocks = kRows / (64 * kWarpgroups);  ///< blocks of 64 rows of a warpgroup
+  static constexpr int kWarpgroups = kRows / 64;  ///< 64 rows each
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = kConsumers + 32;  ///< and the producer's warp
-  static constexpr int kAcc = kTokens / 2;          ///< accumulators of a thread in a block
+  static constexpr int kAcc = kTokens / 2;          ///< accumulators of a thread
+
+  static constexpr int kGroups = kTokens / 8;  ///< of 8 tokens: 4 accumulators each
 
   static constexpr int kWBytes = kRows * 128;
   static constexpr int kXBytes = kTokens * 128;
@@ -60,8 +61,12 @@ struct SkinnyShape {
   static constexpr int kScaleFloats = kType == WeightType::kFp8Block ? kScaleChunk * kScaleStride : 0;
 
   static constexpr int kMaxStages = kSkinnyMaxStages;
-  static constexpr int kBarrierBytes = 2 * kMaxStages * 8 + 8 + 16;  ///< full, empty, exchanged; flags of the merges
-  static constexpr int kFixedBytes = kBarrierBytes + kWarpgroups * kScaleFloats * 4;
+  static constexpr int kBarrierBytes = 2 * kMaxStages * 8 + 16 + 16;  ///< full, empty, exchanged; flags of the merges
+  static constexpr bool kScaled = kType == WeightType::kFp8;          ///< by row of W and of X
+  static constexpr int kFactors = kRows + (kScaled ? kRows + kTokens : 0);  ///< bias; scales of rows and of tokens
+  static constexpr int kFixedBytes = kBarrierBytes + (kWarpgroups * kScaleFloats + kFactors) * 4;
+  static constexpr int kPiece = kGroups < 2 ? 1 : 2;  ///< groups of a whole tile that are finished at a time
+  static constexpr int kGroupBytes = 8 * kRows * 4;   ///< sums of a group
   static constexpr int kPartialBytes = kRows * kTokens * 4;
 };
 

@@ -247,6 +247,7 @@ std::vector<SkinnyPlan> plans(int rows_tile) {
             {64, 4, 3, 128, false, 1, 2, 2},
             {128, 1, 6, 3, true, 1, 1000},
             {64, 2, 4, 0, false, 2},
+            {64, 2, 3, 0, false, 4, 6},
             {128, 1, 6, 0, false, 4, 2}};
   }
   if (rows_tile == 16)

@@ -292,6 +292,14 @@ TEST_P(TileGemmTest, RaggedRowsColumnsAndDepth) {
 TEST_P(TileGemmTest, ManyTilesForEachCta) {
   AOTLLM_NEEDS_GPU();
   check_shape(GetParam(), {520, 528, 8208, 448}, std::span(kFinishes).subspan(3, 2));
+  check_shape(GetParam(), {130, 136, 17424, 64}, std::span(kFinishes).subspan(1, 2));
+  check_shape(GetParam(), {130, 136, 17424, 160}, std::span(kFinishes).subspan(6, 1));
+}
+/// Fewer blocks of k than parts of the sum.
+TEST_P(TileGemmTest, ShortSums) {
+  AOTLLM_NEEDS_GPU();
+  check_shape(GetParam(), {300, 304, 544, 32});
+  check_shape(GetParam(), {140, 144, 544, 160});
 }
 TEST_P(TileGemmTest, WholeTiles) {
   AOTLLM_NEEDS_GPU();
