@@ -11,22 +11,25 @@
 
 namespace aotllm::cuda {
 
-/// How a matrix W [n, k] is stored; rows are always contiguous along k (`docs/engine_format.md`, "target: cuda").
+/// How a matrix W [n, k] is stored: rows contiguous along k, but kInt8 and kInt4 in blocks (`gemm/int_layout.h`;
+/// `docs/engine_format.md`, "Target `cuda`").
 enum class WeightType : std::uint8_t {
   kBf16,      ///< bf16 [n, k]
   kFp8,       ///< E4M3 [n, k], one float32 scale per row
   kFp8Block,  ///< E4M3 [n, k], one float32 scale per 128 × 128 block: [ceil(n / 128), ceil(k / 128)]
-  kInt8,      ///< signed [n, k], one float32 scale per row; activations stay bf16
-  kInt4,      ///< two per byte [n, k / 2], low nibble first; w = scale · (u − zero), groups of 128 along k
+  kInt8,      ///< w = scale · code, or in groups of 32 along k scale · (u − zero); activations stay bf16
+  kInt4,      ///< w = scale · (u − zero), 0 ≤ u ≤ 15, in groups of 32 or 128 along k; likewise
 };
 
 struct Weights {
   WeightType type = WeightType::kBf16;
   int n = 0;
   int k = 0;
-  const void* data = nullptr;     ///< device, 256-byte aligned
-  const float* scales = nullptr;  ///< device; see WeightType. kInt4: [n, k / 128]
-  const float* zeros = nullptr;   ///< device; kInt4 only: [n, k / 128]
+  const void* data = nullptr;  ///< device, 256-byte aligned
+  const float* scales =
+      nullptr;  ///< device; see WeightType. In groups: [ceil(n / 64)][ceil(k / 128) · 128 / group][64]
+  const std::uint8_t* zeros = nullptr;  ///< device; of groups, in the order of their scales
+  int group = 0;  ///< columns that share scale and zero; kInt4: 32 or 128, kInt8: 32, or 0 = the whole row, no zeros
 };
 
 /// What becomes of a product p = W · x (+ bias).
@@ -78,6 +81,10 @@ class Gemm {
 /// kFp8 and kFp8Block with every epilogue; n and k multiples of 16 (bf16) or 32. `rows_tile` (8, 16, 32 or 64) is the
 /// most rows of a launch. Null where the problem is not one of these.
 std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace);
+
+/// The same for kInt8 and kInt4: codes become bf16 exactly, float32 sums over a group are what scales multiply. n and k
+/// multiples of 16.
+std::unique_ptr<Gemm> make_int_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace);
 
 /// Warp-specialised, for many rows; the same types and epilogues. `tile` is an index into its list of tile shapes.
 /// Null where the problem is not one of these.
