@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -22,7 +23,7 @@ from aotllm.builder.options import BuildOptions
 from aotllm.builder.rank_writer import write_rank
 from aotllm.builder.targets import COMPILERS
 from aotllm.builder.targets.plan import kv_bytes_per_token
-from aotllm.builder.targets.program import CompiledModel
+from aotllm.builder.targets.program import CompiledModel, RankProgram
 from aotllm.engines.bundle import (
     CHAT_TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
@@ -107,21 +108,30 @@ def build(
         stages.report("read")
         compiled = COMPILERS[options.target](checkpoint, options)
         stages.report("compile")
-        rank_digests = _write_ranks(stage, compiled, stages)
+        identity = model_identity(checkpoint)
+        rank_digests = _write_ranks(stage, compiled, _build_id(identity, options), stages)
         _write_companions(stage, tokenizer, compiled.graph)
-        manifest = _manifest(stage, checkpoint, tokenizer, compiled, options, rank_digests)
+        manifest = _manifest(stage, checkpoint, identity, tokenizer, compiled, options, rank_digests)
         manifest.write(stage)
         stages.report("write")
         total_bytes = sum(file.stat().st_size for file in stage.iterdir())
     return BuildReport(Path(output), manifest, total_bytes, time.perf_counter() - begin, dict(stages.seconds))
 
 
-def _write_ranks(stage: Path, compiled: CompiledModel, stages: _Stages) -> dict[str, str]:
+def _build_id(identity: str, options: BuildOptions) -> str:
+    """What the ranks of this build have in common, and no others: they are only run together."""
+    return hashlib.sha256("\n".join([identity, aotllm.__version__, *options.flags()]).encode()).hexdigest()
+
+
+def _write_ranks(stage: Path, compiled: CompiledModel, build_id: str, stages: _Stages) -> dict[str, str]:
     """Packs and writes the file of every rank; returns their digests by file name."""
+    shared_id = build_id if len(compiled.ranks) > 1 else None
     jobs = [job for program in compiled.ranks for job in program.tensors if job.weight_format is not None]
     packed = itertools.count(1)
     return {
-        name: write_rank(stage / name, program, lambda: stages.report("pack", next(packed), len(jobs)))
+        name: write_rank(
+            stage / name, program, lambda: stages.report("pack", next(packed), len(jobs)), build_id=shared_id
+        )
         for name, program in ((rank_file_name(rank), program) for rank, program in enumerate(compiled.ranks))
     }
 
@@ -141,9 +151,14 @@ def _eos_token_ids(config: ModelConfig, tokenizer: TokenizerAssets) -> tuple[int
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < config.vocab_size))
 
 
+def _weight_bytes(program: RankProgram) -> int:
+    return sum(job.spec.nbytes for job in program.tensors if job.weight_format is not None)
+
+
 def _manifest(
     stage: Path,
     checkpoint: Checkpoint,
+    identity: str,
     tokenizer: TokenizerAssets,
     compiled: CompiledModel,
     options: BuildOptions,
@@ -151,9 +166,10 @@ def _manifest(
 ) -> Manifest:
     config, plan = checkpoint.config, compiled.ranks[0].plan
     format_bytes: Counter[str] = Counter()
-    for job in (job for program in compiled.ranks for job in program.tensors):
-        if job.weight_format is not None:
-            format_bytes[job.weight_format] += job.spec.nbytes
+    for program in compiled.ranks:
+        for job in program.tensors:
+            if job.weight_format is not None:
+                format_bytes[job.weight_format] += job.spec.nbytes
     matrices = [tensor for tensor in checkpoint.tensors().values() if len(tensor.shape) > 1]
     kv = plan["kv"]
     files = {
@@ -165,7 +181,7 @@ def _manifest(
         model=Model(
             name=config.name or f"{config.architecture} model",
             architecture=config.architecture,
-            identity=model_identity(checkpoint),
+            identity=identity,
             num_parameters=sum(math.prod(tensor.shape) for tensor in matrices),
         ),
         target=Target(name=options.target, requires=compiled.requires),
@@ -178,9 +194,9 @@ def _manifest(
             tokens_per_block=kv["tokens_per_block"],
         ),
         memory=Memory(
-            weights=sum(format_bytes.values()) // len(compiled.ranks),
+            weights=max(_weight_bytes(program) for program in compiled.ranks),
             arena=plan["arena_bytes"],
-            kv_per_token=kv_bytes_per_token(kv),
+            kv_per_token=max(kv_bytes_per_token(kv, program.plan.get("pp")) for program in compiled.ranks),
         ),
         bos_token_id=config.bos_token_id,
         eos_token_ids=_eos_token_ids(config, tokenizer),

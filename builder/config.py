@@ -48,10 +48,11 @@ class ModelConfig:
     """Architecture and sizes. All counts are positive; `validate()` in the checkpoint readers guarantees it."""
 
     architecture: str
-    """Key of the model registry: llama | mistral | qwen2 | qwen3 | gemma2 | gemma3"""
+    """Key of the model registry: llama | mistral | mixtral | qwen2 | qwen3 | qwen3_moe | gemma2 | gemma3"""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Neurons of a dense MLP; where every layer has experts, nothing reads it"""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -76,6 +77,16 @@ class ModelConfig:
     layer_windows: tuple[int, ...] = ()
     """Sliding window per layer in tokens (a query sees itself and window - 1 tokens before it); 0 = full attention.
     Empty = all layers full."""
+    num_experts: int = 0
+    """MLPs of a layer that its router chooses from; 0 = no layer has any"""
+    num_experts_per_tok: int = 0
+    """How many of them a token takes, by the largest router logits"""
+    moe_intermediate_size: int = 0
+    """Neurons of an expert"""
+    norm_topk_prob: bool = False
+    """Whether the weights of the chosen experts are divided by their sum"""
+    dense_layers: tuple[int, ...] = ()
+    """Layers that have a dense MLP although there are experts, ascending"""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Full-attention layers (all layers where `rope_local` is None)"""
     rope_local: RopeConfig | None = None
@@ -88,6 +99,10 @@ class ModelConfig:
     def window(self, layer: int) -> int:
         """Sliding window of `layer`; 0 = full attention."""
         return self.layer_windows[layer] if self.layer_windows else 0
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward block of `layer` is a mixture of experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     def layer_rope(self, layer: int) -> RopeConfig:
         """The RoPE variant that `layer` uses."""

@@ -95,6 +95,64 @@ def dequantize_fp8(codes: U8, scales: F32) -> F32:
     return values * np.repeat(scales, 128, axis=1)[:, : codes.shape[1]]
 
 
+INT4_GROUP: Final = 128
+"""Columns of a group of `int4_groups`"""
+_CLIPS: Final = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+
+
+def int8_rows(rows: F32) -> tuple[npt.NDArray[np.int8], F32]:
+    """Codes -127 … 127 `[n, k]` and a scale `max|w| / 127` per row `[n]`, 1 for a row of zeros.
+
+    A scale is not finite where a value of the row is not.
+    """
+    with np.errstate(all="ignore"):
+        largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+        scales = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny).astype(np.float32)
+        scales = np.where(largest == 0, np.float32(1), scales)
+        codes = np.rint(rows / scales[:, None])
+        codes = np.clip(np.nan_to_num(codes), -127, 127).astype(np.int8)
+    return codes, scales
+
+
+def int4_groups(rows: F32) -> tuple[U8, F32, U8]:
+    """Codes 0 … 15 `[n, k]`, and scales and zeros `[n, ceil(k / 128)]`: `w = scale · (code - zero)`.
+
+    A group's range reaches from its least value (or 0) to its greatest (or 0), or is cut to a part of it, whichever of
+    a few parts has the least squared error. A scale is not finite where a value of the group is not.
+    """
+    n, k = rows.shape
+    groups = np.zeros((n, -(-k // INT4_GROUP) * INT4_GROUP), np.float32)
+    groups[:, :k] = rows
+    groups = groups.reshape(n, -1, INT4_GROUP)
+    with np.errstate(all="ignore"):
+        low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
+        codes, scales, zeros, errors = _int4_clipped(groups, low, high, _CLIPS[0])
+        for clip in _CLIPS[1:]:
+            trial = _int4_clipped(groups, low, high, clip)
+            better = trial[3] < errors
+            codes[better], scales[better] = trial[0][better], trial[1][better]
+            zeros[better], errors[better] = trial[2][better], trial[3][better]
+        scales[~np.isfinite(high - low)] = np.nan
+    return np.ascontiguousarray(codes.reshape(n, -1)[:, :k]), scales, zeros
+
+
+def _int4_clipped(groups: F32, low: F32, high: F32, clip: float) -> tuple[U8, F32, U8, F32]:
+    """Codes, scales, zeros and squared errors of groups `[n, groups, 128]` whose ranges are cut to a part `clip`."""
+    scales = (high - low) * np.float32(clip / 15)
+    scales = np.where(high > low, np.maximum(scales, np.finfo(np.float32).tiny), np.float32(1)).astype(np.float32)
+    zeros = np.clip(np.rint(-low * np.float32(clip) / scales), 0, 15)
+    work = groups / scales[..., None]
+    np.rint(work, out=work)
+    work += zeros[..., None]
+    np.clip(work, 0, 15, out=work)
+    codes = work.astype(np.uint8)
+    work -= zeros[..., None]
+    work *= scales[..., None]
+    work -= groups
+    errors = np.einsum("ngk,ngk->ng", work, work)
+    return codes, scales, np.nan_to_num(zeros).astype(np.uint8), errors
+
+
 def e4m3_row_scales(rows: F32) -> F32:
     """`max|w| / 448` of each row, 1 for a row of zeros; not finite where a value of the row is not.
 

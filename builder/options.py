@@ -15,6 +15,7 @@ SMS = (80, 89, 90)
 FP8_SM = 89
 """First SM whose tensor cores multiply E4M3"""
 MAX_TP = 64
+MAX_PP = 64
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,16 @@ class BuildOptions:
     tokens_per_block: int | None = None
     """Tokens of a KV block. cpu: a multiple of 16, default 16; cuda: 16, 32, 64 or 128, default 64"""
     quantize: str | None = None
-    """Quantize float weights of the layers. cuda: fp8 (E4M3, one scale per output channel); cpu: none yet"""
+    """Quantize float weights of the layers. cuda: fp8 (E4M3, one scale per output channel), int8 (one scale per output
+    channel) or int4 (groups of 128 inputs), activations staying bf16 with the latter two; cpu: none yet"""
     quantize_lm_head: bool = False
     """Quantize the output matrix too; without effect where it is tied to the embedding"""
     tp: int = 1
-    """Tensor-parallel ranks"""
+    """Tensor-parallel ranks: each holds a part of every matrix. cuda: a GPU each; cpu: threads of one process, divided
+    among them"""
     pp: int = 1
-    """Pipeline-parallel stages"""
+    """Pipeline-parallel stages: each is a run of layers, on tp ranks. They take turns in a step, which buys memory, not
+    speed"""
     force: bool = False
     """Replace an engine that is already at the output path"""
 
@@ -90,6 +94,9 @@ class BuildOptions:
             _positive(name, getattr(limits, name))
         for name in ("tp", "pp"):
             _positive(name, getattr(self, name))
+        for name, most in (("tp", MAX_TP), ("pp", MAX_PP)):
+            if getattr(self, name) > most:
+                raise InvalidRequest(f"{name}: got {getattr(self, name)}, expected at most {most}", name)
         if self.max_seq_len is not None:
             _positive("max_seq_len", self.max_seq_len)
         if limits.tokens_per_block % 16:
@@ -109,16 +116,12 @@ class BuildOptions:
             )
         _one_of("dtype", self.dtype, _TARGET_DTYPES[self.target], self.target)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, _TARGET_KV_CACHE_DTYPES[self.target], self.target)
-        if self.pp != 1:
-            raise UnsupportedModel(f"pp={self.pp}: target {self.target} of this version builds one pipeline stage only")
         if self.target == "cpu":
             self._validate_cpu()
         else:
             self._validate_cuda(limits)
 
     def _validate_cpu(self) -> None:
-        if self.tp != 1:
-            raise UnsupportedModel(f"tp={self.tp}: the cpu target of this version builds one rank only")
         if self.sm is not None:
             raise InvalidRequest(
                 f"sm: got {self.sm}, but target cpu has no compute capability; give --target cuda", "sm"
@@ -137,12 +140,6 @@ class BuildOptions:
             raise InvalidRequest(
                 f"tokens_per_block: got {limits.tokens_per_block}, expected 16, 32, 64 or 128 on target cuda",
                 "tokens_per_block",
-            )
-        if self.tp > MAX_TP:
-            raise InvalidRequest(f"tp: got {self.tp}, expected at most {MAX_TP}", "tp")
-        if self.quantize not in (None, "fp8"):
-            raise UnsupportedModel(
-                f"quantize={self.quantize!r} is not implemented for target cuda in this version; available: fp8"
             )
         for name, value in (("quantize", self.quantize), ("kv_cache_dtype", self.kv_cache_dtype)):
             if value == "fp8" and self.cuda_sm() < FP8_SM:

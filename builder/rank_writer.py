@@ -19,7 +19,13 @@ _PARTS_AHEAD = 2
 """Parts per thread that may be finished or under way before their turn to be written"""
 
 
-def write_rank(path: Path, program: RankProgram, done: Callable[[], None], num_threads: int | None = None) -> str:
+def write_rank(
+    path: Path,
+    program: RankProgram,
+    done: Callable[[], None],
+    num_threads: int | None = None,
+    build_id: str | None = None,
+) -> str:
     """Runs the jobs of `program` and writes the rank's file.
 
     Parts are packed on all cores (numpy leaves Python's lock alone meanwhile), some ahead of the one being written, so
@@ -30,14 +36,17 @@ def write_rank(path: Path, program: RankProgram, done: Callable[[], None], num_t
         program: plan and tensors.
         done: called from this thread after each tensor that counts as weights.
         num_threads: default: the cores of this process.
+        build_id: what the ranks of one build have in common, and no others; default: the file stands alone.
 
     Returns:
         The file's SHA-256.
     """
     specs = {job.tensor: job.spec for job in program.tensors}
     threads = num_threads or len(os.sched_getaffinity(0))
-    plan = json.dumps(program.plan, separators=(",", ":"))
-    with RankFileWriter(path, specs, {"plan": plan}) as writer, ThreadPoolExecutor(threads) as pool:
+    metadata = {"plan": json.dumps(program.plan, separators=(",", ":"))}
+    if build_id is not None:
+        metadata["build"] = build_id
+    with RankFileWriter(path, specs, metadata) as writer, ThreadPoolExecutor(threads) as pool:
         packed = _packed(program.tensors, pool, threads * _PARTS_AHEAD)
         try:
             for job in program.tensors:

@@ -72,7 +72,7 @@ class Limits(_Record):
 
 
 class Memory(_Record):
-    """What one rank of a loaded engine takes, in bytes."""
+    """What one rank of a loaded engine takes, in bytes: the one that takes most."""
 
     weights: int
     arena: int

@@ -9,13 +9,13 @@ from aotllm.builder.checkpoints.base import TensorInfo
 from aotllm.builder.config import ModelConfig
 from aotllm.errors import CheckpointError
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
+ARCHITECTURES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3")
 """Keys of `ModelConfig.architecture` that the readers produce."""
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
-QK_NORM_ARCHITECTURES = ("qwen3", "gemma3")
+QK_NORM_ARCHITECTURES = ("qwen3", "qwen3_moe", "gemma3")
 """RMSNorm on each head of Q and K."""
 SANDWICH_NORM_ARCHITECTURES = ("gemma2", "gemma3")
 """RMSNorm after attention and after the MLP too, before their residual additions."""
@@ -26,7 +26,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
-        for name, shape in _layer_tensors(config).items():
+        for name, shape in _layer_tensors(config, layer).items():
             shapes[f"model.layers.{layer}.{name}"] = shape
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
@@ -34,17 +34,15 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _layer_tensors(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {
         "self_attn.q_proj": (q_rows, hidden, config.qkv_bias),
         "self_attn.k_proj": (kv_rows, hidden, config.qkv_bias),
         "self_attn.v_proj": (kv_rows, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, q_rows, config.attention_out_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+        **_feed_forward(config, layer),
     }
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, columns, has_bias) in linears.items():
@@ -58,6 +56,25 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     shapes.update({f"{norm}.weight": (hidden,) for norm in norms})
     return shapes
+
+
+def _feed_forward(config: ModelConfig, layer: int) -> dict[str, tuple[int, int, bool]]:
+    """Module → rows, columns, whether it has a bias."""
+    hidden = config.hidden_size
+
+    def mlp(prefix: str, inner: int, has_bias: bool) -> dict[str, tuple[int, int, bool]]:
+        return {
+            f"{prefix}.gate_proj": (inner, hidden, has_bias),
+            f"{prefix}.up_proj": (inner, hidden, has_bias),
+            f"{prefix}.down_proj": (hidden, inner, has_bias),
+        }
+
+    if not config.has_experts(layer):
+        return mlp("mlp", config.intermediate_size, config.mlp_bias)
+    modules = {"mlp.gate": (config.num_experts, hidden, False)}
+    for expert in range(config.num_experts):
+        modules |= mlp(f"mlp.experts.{expert}", config.moe_intermediate_size, False)
+    return modules
 
 
 def select_tensors(

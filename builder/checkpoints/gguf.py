@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from gguf.quants import dequantize
 
 from aotllm.builder.checkpoints.base import Checkpoint, TensorInfo, TokenizerAssets
 from aotllm.builder.checkpoints.expected import select_tensors
+from aotllm.builder.checkpoints.experts import expert_parts
 from aotllm.builder.checkpoints.gguf_config import read_architecture, read_config
 from aotllm.builder.checkpoints.gguf_header import GgufTensor, read_header
 from aotllm.builder.checkpoints.gguf_names import ROPE_FREQS, canonical_name, gguf_name
@@ -113,14 +115,15 @@ class GgufCheckpoint(Checkpoint):
         architecture = read_architecture(self.metadata, source)
         freq_factors = self._read_rope_freqs()
         canonical: dict[str, tuple[MappedFile, GgufTensor]] = {}
-        for stored_name, located in self._stored.items():
-            name = canonical_name(stored_name, architecture)
-            if name in canonical:
-                raise CheckpointError(
-                    f"{source}: tensors '{canonical[name][1].name}' and '{stored_name}' are both {name}"
-                )
-            canonical[name] = located
+        for stored_name, (file, tensor) in self._stored.items():
+            for name, part in _parts(canonical_name(stored_name, architecture), tensor):
+                if name in canonical:
+                    raise CheckpointError(
+                        f"{source}: tensors '{canonical[name][1].name}' and '{stored_name}' are both {name}"
+                    )
+                canonical[name] = (file, part)
         self._stored = canonical
+        self._interleaved = architecture == "llama"
         infos = {
             name: TensorInfo(name, tensor.shape, tensor.type.name.lower(), tensor.nbytes)
             for name, (_, tensor) in canonical.items()
@@ -149,7 +152,7 @@ class GgufCheckpoint(Checkpoint):
         return tuple(file.array(tensor.offset, tensor.shape, "<f4").tolist())
 
     def _canonical_rows(self, name: str, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if self.config.architecture != "llama":
+        if not self._interleaved:
             return stored
         if ".self_attn.q_proj." in name:
             return unpermute_rows(stored, self.config.num_heads)
@@ -161,6 +164,15 @@ class GgufCheckpoint(Checkpoint):
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: there is no tensor '{name}'")
         return self._stored[name]
+
+
+def _parts(name: str, tensor: GgufTensor) -> list[tuple[str, GgufTensor]]:
+    """A tensor of all experts as one per expert; any other one as it is."""
+    parts = [
+        (part.name, replace(tensor, shape=part.shape, offset=tensor.offset + part.offset, nbytes=part.nbytes))
+        for part in expert_parts(name, tensor.shape, tensor.nbytes)
+    ]
+    return parts or [(name, tensor)]
 
 
 def unpermute_rows(stored: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:

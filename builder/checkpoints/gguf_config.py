@@ -14,7 +14,7 @@ import numpy as np
 
 from aotllm.builder.checkpoints.expected import EMBEDDING, LM_HEAD, SANDWICH_NORM_ARCHITECTURES
 from aotllm.builder.checkpoints.fields import Fields
-from aotllm.builder.checkpoints.gguf_names import GGUF_ARCHITECTURES
+from aotllm.builder.checkpoints.gguf_names import GGUF_ARCHITECTURES, MODEL_ARCHITECTURES
 from aotllm.builder.checkpoints.gguf_rope import read_rope
 from aotllm.builder.checkpoints.validate import MAX_LAYERS
 from aotllm.builder.config import ModelConfig
@@ -25,6 +25,7 @@ _SLIDING_PERIOD = {"gemma2": 2, "gemma3": 6}
 """Every how many layers one has full attention."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """The one size of each family whose attention scale is not `head_dim ** -0.5`."""
+_EXPERT_ARCHITECTURES = ("llama", "qwen3moe")
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -62,9 +63,6 @@ def read_config(
         raise CheckpointError(f"{source}: tensor 'token_embd.weight' is missing{only}")
     model = Fields(source, metadata, f"{architecture}.", flat=True)
     tokenizer = Fields(source, metadata, "tokenizer.ggml.", flat=True)
-    if model.integer("expert_count", 0, minimum=0):
-        raise UnsupportedModel(f"{source}: mixture-of-experts models are not implemented")
-
     num_layers = model.integer("block_count", maximum=MAX_LAYERS)
     hidden_size = model.integer("embedding_length")
     num_heads = _same_in_all_layers(model, "attention.head_count")
@@ -73,11 +71,14 @@ def read_config(
     rope, rope_local = read_rope(model, architecture, head_dim, freq_factors, any(windows))
     gemma = architecture in SANDWICH_NORM_ARCHITECTURES
     is_gemma2 = architecture == "gemma2"
+    inner = _same_in_all_layers(model, "feed_forward_length")
+    experts = _experts(model, architecture, inner, num_layers, shapes)
+    named = "mixtral" if architecture == "llama" and experts else MODEL_ARCHITECTURES.get(architecture, architecture)
     return ModelConfig(
-        architecture=architecture,
+        architecture=named,
         vocab_size=shapes[EMBEDDING][0],
         hidden_size=hidden_size,
-        intermediate_size=_same_in_all_layers(model, "feed_forward_length"),
+        intermediate_size=inner,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_same_in_all_layers(model, "attention.head_count_kv", num_heads),
@@ -97,12 +98,50 @@ def read_config(
             model.number("final_logit_softcapping", 30.0 if is_gemma2 else 0.0, positive=False) if gemma else 0.0
         ),
         layer_windows=windows,
+        **experts,
         rope=rope,
         rope_local=rope_local,
         bos_token_id=next(iter(tokenizer.token_ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(i for key in _END_KEYS for i in tokenizer.token_ids(key))),
         name=Fields(source, metadata).string("general.name", ""),
     )
+
+
+def _experts(
+    model: Fields, architecture: str, inner: int, num_layers: int, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """The fields of `ModelConfig` about experts.
+
+    llama.cpp divides the weights of both architectures' experts by their sum, whatever the model was trained with; a
+    file may say otherwise.
+    """
+    count = model.integer("expert_count", 0, minimum=0)
+    if not count:
+        return {}
+    softmax, unscaled = 1, (0.0, 1.0)
+    shared = model.integer("expert_shared_count", 0, minimum=0)
+    if architecture not in _EXPERT_ARCHITECTURES or shared > 0:
+        raise UnsupportedModel(
+            f"{model.source}: experts of a {architecture} model, or shared ones, are not implemented; known are those "
+            f"of {' and '.join(_EXPERT_ARCHITECTURES)}"
+        )
+    if model.integer("expert_gating_func", softmax, minimum=0) not in (0, softmax):
+        raise UnsupportedModel(f"{model.source}: expert_gating_func is not implemented but for 1 (softmax)")
+    if model.number("expert_weights_scale", 1.0, positive=False) not in unscaled:
+        raise UnsupportedModel(f"{model.source}: expert_weights_scale is not implemented")
+    if model.integer("expert_group_count", 0, minimum=0) > 1:
+        raise UnsupportedModel(f"{model.source}: groups of experts are not implemented")
+    chosen = model.integer("expert_used_count")
+    default = inner if architecture == "llama" else max(1, inner // chosen)
+    layers = (f"model.layers.{layer}.mlp" for layer in range(num_layers))
+    dense = [f"{mlp}.gate.weight" not in shapes and f"{mlp}.gate_proj.weight" in shapes for mlp in layers]
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": model.integer("expert_feed_forward_length", default),
+        "norm_topk_prob": model.boolean("expert_weights_norm", True),
+        "dense_layers": tuple(layer for layer, is_dense in enumerate(dense) if is_dense),
+    }
 
 
 def _same_in_all_layers(model: Fields, name: str, default: int | None = None) -> int:

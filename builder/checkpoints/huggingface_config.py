@@ -20,8 +20,10 @@ from aotllm.errors import CheckpointError, UnsupportedModel
 _MODEL_TYPES = {
     "llama": "llama",
     "mistral": "mistral",
+    "mixtral": "mixtral",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
@@ -29,8 +31,10 @@ _MODEL_TYPES = {
 _CLASSES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -79,8 +83,10 @@ _GEMMA3 = _Defaults(
 _DEFAULTS = {
     "llama": _Defaults(),
     "mistral": _Defaults(sliding_window=4096),
+    "mixtral": _Defaults(num_kv_heads=8),
     "qwen2": _Defaults(sliding_window=4096),
     "qwen3": _Defaults(head_dim=128, sliding_window=4096),
+    "qwen3_moe": _Defaults(num_kv_heads=4, sliding_window=4096),
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
 }
@@ -113,7 +119,7 @@ def read_config(values: dict[str, Any], generation: dict[str, Any], source: str)
     max_positions = text.integer("max_position_embeddings", defaults.max_position_embeddings)
     rope, rope_local = read_rope(text, architecture, head_dim, max_positions)
     gemma = architecture in SANDWICH_NORM_ARCHITECTURES
-    attention_bias = architecture not in ("mistral", "qwen2") and text.boolean("attention_bias", False)
+    attention_bias = architecture not in ("mistral", "mixtral", "qwen2") and text.boolean("attention_bias", False)
     bos = (top.token_ids("bos_token_id") or text.token_ids("bos_token_id"))[:1]
     eos = top.token_ids("eos_token_id") or text.token_ids("eos_token_id")
     eos += Fields(source.replace("config.json", "generation_config.json"), generation).token_ids("eos_token_id")
@@ -139,6 +145,7 @@ def read_config(values: dict[str, Any], generation: dict[str, Any], source: str)
         attn_logit_softcap=_softcap(text, "attn_logit_softcapping", defaults.attn_logit_softcap) if gemma else 0.0,
         final_logit_softcap=_softcap(text, "final_logit_softcapping", defaults.final_logit_softcap) if gemma else 0.0,
         layer_windows=_layer_windows(text, architecture, num_layers),
+        **_experts(text, architecture, num_layers),
         rope=rope,
         rope_local=rope_local,
         bos_token_id=bos[0] if bos else None,
@@ -194,6 +201,31 @@ def _tied(top: Fields, text: Fields, defaults: _Defaults) -> bool:
     return defaults.tie_word_embeddings
 
 
+def _experts(text: Fields, architecture: str, num_layers: int) -> dict[str, Any]:
+    """The fields of `ModelConfig` about experts; defaults are those of `MixtralConfig` and `Qwen3MoeConfig`."""
+    if architecture == "mixtral":
+        return {
+            "num_experts": text.integer("num_local_experts", text.integer("num_experts", 8)),
+            "num_experts_per_tok": text.integer("num_experts_per_tok", 2),
+            "moe_intermediate_size": text.integer("intermediate_size"),
+            "norm_topk_prob": True,
+        }
+    if architecture != "qwen3_moe":
+        return {}
+    step = text.integer("decoder_sparse_step", 1)
+    plain = text.raw("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(type(layer) is int and layer >= 0 for layer in plain):
+        text.fail("mlp_only_layers", "a list of layers")
+    plain = set(plain)
+    return {
+        "num_experts": text.integer("num_experts", text.integer("num_local_experts", 128, minimum=0), minimum=0),
+        "num_experts_per_tok": text.integer("num_experts_per_tok", 8),
+        "moe_intermediate_size": text.integer("moe_intermediate_size", 768),
+        "norm_topk_prob": text.boolean("norm_topk_prob", False),
+        "dense_layers": tuple(layer for layer in range(num_layers) if layer in plain or (layer + 1) % step),
+    }
+
+
 def _softcap(text: Fields, name: str, default: float | None) -> float:
     """Absent = the family's default; null = off."""
     if not text.states(name):
@@ -212,10 +244,10 @@ def _layer_windows(text: Fields, architecture: str, num_layers: int) -> tuple[in
     window = text.integer("sliding_window", None)
     if not text.states("sliding_window"):
         window = _DEFAULTS[architecture].sliding_window
-    if architecture == "mistral":
-        return (window,) * num_layers if window else ()
-    if architecture in ("qwen2", "qwen3") and not text.boolean("use_sliding_window", False):
+    if architecture in ("qwen2", "qwen3", "qwen3_moe") and not text.boolean("use_sliding_window", False):
         window = None
+    if architecture in ("mistral", "mixtral", "qwen3_moe"):
+        return (window,) * num_layers if window else ()
     sliding = _sliding_layers(text, architecture, num_layers, window)
     if not any(sliding):
         return ()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from aotllm.builder.checkpoints.base import FP8_BLOCK, FP8_BLOCK_STORAGE, FP8_ROW_STORAGE
 from aotllm.builder.checkpoints.fields import Fields
+from aotllm.builder.checkpoints.huggingface_integers import read_scheme
 from aotllm.builder.numerics import dequantize_fp8
 from aotllm.errors import CheckpointError, UnsupportedModel
 
@@ -33,8 +34,11 @@ def is_companion(name: str) -> bool:
 
 
 def refuse_other_quantizations(quantization: Fields) -> None:
-    """Raises UnsupportedModel unless `quantization_config` describes E4M3 weights with scales that are read."""
+    """Raises UnsupportedModel unless `quantization_config` describes E4M3 weights with scales, or integers, that are
+    read."""
     method = quantization.raw("quant_method") or "an unnamed method"
+    if read_scheme(quantization) is not None:
+        return
     if method == "compressed-tensors":
         groups = quantization.child("config_groups")
         for name in list(quantization.raw("config_groups") or {}):
@@ -65,7 +69,8 @@ def _is_e4m3(weights: Fields) -> bool:
 def _unsupported(quantization: Fields, method: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{quantization.source}: weights quantized by {method} are not implemented; use the f32, f16 or bf16 "
-        f"checkpoint, an FP8 one (per tensor, per row, or in blocks of {FP8_BLOCK} x {FP8_BLOCK}), or a GGUF file"
+        f"checkpoint, an FP8 one (per tensor, per row, or in blocks of {FP8_BLOCK} x {FP8_BLOCK}), one of AWQ or "
+        "GPTQ, or a GGUF file"
     )
 
 

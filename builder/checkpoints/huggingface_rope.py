@@ -13,6 +13,7 @@ from aotllm.errors import CheckpointError, UnsupportedModel
 
 _DEFAULT_THETA = 10_000.0
 _GEMMA3_GLOBAL_THETA = 1_000_000.0
+_MIXTRAL_THETA = 1_000_000.0
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -38,7 +39,9 @@ def read_rope(
         theta = config.number("rope_theta", _GEMMA3_GLOBAL_THETA)
         local_theta = config.number("rope_local_base_freq", _DEFAULT_THETA)
     else:
-        theta = local_theta = config.number("rope_theta", _DEFAULT_THETA)
+        theta = local_theta = config.number(
+            "rope_theta", _MIXTRAL_THETA if architecture == "mixtral" else _DEFAULT_THETA
+        )
     full, local = parameters, None  # a `rope_scaling` of Gemma 3 concerns the full-attention layers only
     if nested:
         assert parameters is not None

@@ -13,6 +13,10 @@ from aotllm.errors import CheckpointError
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 MAX_LAYERS = 10_000
+MAX_EXPERTS = 1024
+"""Of a layer"""
+MAX_ALL_EXPERTS = 1 << 17
+"""Of all layers: a few lines of a config must not ask for gigabytes of names"""
 _POSITIVE_INTEGERS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "max_position_embeddings",
@@ -57,10 +61,25 @@ def validate(config: ModelConfig, source: str) -> ModelConfig:
         f"{len(config.layer_windows)} sliding windows for {config.num_layers} layers",
     )
     need(all(window >= 0 for window in config.layer_windows), "a sliding window is negative")
+    _validate_experts(config, source)
     for rope in (config.rope, config.rope_local):
         if rope is not None:
             _validate_rope(rope, config, source)
     return _drop_ids_outside_vocabulary(config, source)
+
+
+def _validate_experts(config: ModelConfig, source: str) -> None:
+    count, chosen, neurons = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
+    if not 0 <= count <= MAX_EXPERTS:
+        raise CheckpointError(f"{source}: {count} experts; expected 0 (none) to {MAX_EXPERTS}")
+    if count * config.num_layers > MAX_ALL_EXPERTS:
+        raise CheckpointError(
+            f"{source}: {count} experts in {config.num_layers} layers; at most {MAX_ALL_EXPERTS} in all are supported"
+        )
+    if count and not 1 <= chosen <= count:
+        raise CheckpointError(f"{source}: a token takes {chosen} of {count} experts; expected 1 to {count}")
+    if count and neurons < 1:
+        raise CheckpointError(f"{source}: experts of {neurons} neurons; expected an integer above zero")
 
 
 def _validate_rope(rope: RopeConfig, config: ModelConfig, source: str) -> None:

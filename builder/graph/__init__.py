@@ -6,6 +6,6 @@ into a checkpoint, `structure` saves a graph without them.
 
 from aotllm.builder.graph.structure import save_structure
 from aotllm.builder.graph.tracer import Tensor, Tracer
-from aotllm.builder.graph.weights import CheckpointTensor, Weights
+from aotllm.builder.graph.weights import CheckpointStack, CheckpointTensor, Weights
 
-__all__ = ["CheckpointTensor", "Tensor", "Tracer", "Weights", "save_structure"]
+__all__ = ["CheckpointStack", "CheckpointTensor", "Tensor", "Tracer", "Weights", "save_structure"]

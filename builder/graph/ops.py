@@ -142,6 +142,64 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return tracer.emit("Mul", activated, up, shape=gate.shape)
 
 
+def mixture_of_experts(
+    x: Tensor,
+    router: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    top_k: int,
+    normalize: bool,
+    activation: str,
+) -> Tensor:
+    """A weighted sum of a token's `top_k` gated MLPs out of `experts` (arXiv 1701.06538, 2401.04088).
+
+    `p = softmax(router · x)` over all experts; the `top_k` largest, the lower index of equal ones, are the weights of
+    those experts and divided by their sum where `normalize` says so. Every expert is computed for every token here, and
+    those that were not chosen have weight 0: right for a reference, not meant to be fast.
+
+    Args:
+        x: `[tokens, width]`.
+        router: `[experts, width]`.
+        gate: `[experts, neurons, width]`; `up` likewise.
+        up: see `gate`.
+        down: `[experts, width, neurons]`.
+        top_k: 1 … experts.
+        normalize: divide the weights by their sum.
+        activation: of `ACTIVATIONS`.
+
+    Returns:
+        `[tokens, width]`.
+    """
+    tracer, (experts, neurons, width) = x.tracer, gate.shape
+    weights = _routing(linear(x, router), top_k, normalize)
+    shape = (TOKENS, experts, neurons)
+    rise = {"equation": "th,eih->tei"}
+    gates = tracer.emit("Einsum", x, gate, shape=shape, attributes=rise, name=_owner(gate))
+    ups = tracer.emit("Einsum", x, up, shape=shape, attributes=rise, name=_owner(up))
+    h = gated(gates, ups, activation)
+    fall, total = {"equation": "tei,ehi->teh"}, {"equation": "te,teh->th"}
+    outputs = tracer.emit("Einsum", h, down, shape=(TOKENS, experts, width), attributes=fall, name=_owner(down))
+    return tracer.emit("Einsum", weights, outputs, shape=x.shape, attributes=total)
+
+
+def _routing(logits: Tensor, top_k: int, normalize: bool) -> Tensor:
+    """Weights `[tokens, experts]` of all experts, 0 for those that are not among the `top_k`."""
+    tracer, last = logits.tracer, {"axis": -1}
+    probabilities = tracer.emit("Softmax", logits, shape=logits.shape, attributes=last)
+    largest = {"axis": -1, "largest": 1, "sorted": 1}
+    chosen_shape, types = (TOKENS, top_k), (ir.DataType.FLOAT, ir.DataType.INT64)
+    chosen, index = tracer.emit_all(
+        "TopK", probabilities, tracer.constant((top_k,)), shape=chosen_shape, dtypes=types, attributes=largest
+    )
+    if normalize:
+        total = tracer.emit("ReduceSum", chosen, tracer.constant((-1,)), shape=(TOKENS, 1), attributes={"keepdims": 1})
+        chosen = tracer.emit("Div", chosen, total, shape=chosen_shape)
+    zeros = tracer.emit("Sub", probabilities, probabilities, shape=logits.shape)
+    return tracer.emit("ScatterElements", zeros, index, chosen, shape=logits.shape, attributes=last)
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap · tanh(x / cap)`, elementwise; `cap` > 0."""
     tracer = x.tracer

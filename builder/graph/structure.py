@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from aotllm.builder.graph.weights import CheckpointTensor
+from aotllm.builder.graph.weights import CheckpointStack, CheckpointTensor
 
 WEIGHTS_LOCATION = "weights"
 """File that the saved graph says its weights are in. There is none: an engine holds them packed, under other names."""
@@ -18,7 +18,9 @@ def save_structure(model: ir.Model, path: Path | str) -> None:
     Reads no weight. Initializers that are not the checkpoint's (rotary frequencies) are small and stay.
     """
     weights = {
-        v: v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, CheckpointTensor)
+        v: v.const_value
+        for v in model.graph.initializers.values()
+        if isinstance(v.const_value, (CheckpointTensor, CheckpointStack))
     }
     try:
         for value, tensor in weights.items():
@@ -30,5 +32,5 @@ def save_structure(model: ir.Model, path: Path | str) -> None:
     Path(path).write_bytes(proto.SerializeToString())
 
 
-def _absent(tensor: CheckpointTensor) -> ir.ExternalTensor:
-    return ir.ExternalTensor(WEIGHTS_LOCATION, None, None, tensor.dtype, shape=tensor.shape, name=tensor.source)
+def _absent(tensor: CheckpointTensor | CheckpointStack) -> ir.ExternalTensor:
+    return ir.ExternalTensor(WEIGHTS_LOCATION, None, None, tensor.dtype, shape=tensor.shape, name=tensor.name or "")

@@ -102,18 +102,34 @@ class Tracer:
         name: str | None = None,
     ) -> Tensor:
         """Appends a node of the standard domain with one output of `shape`; returns that output."""
+        (output,) = self.emit_all(op_type, *inputs, shape=shape, dtypes=(dtype,), attributes=attributes, name=name)
+        return output
+
+    def emit_all(
+        self,
+        op_type: str,
+        *inputs: Tensor | None,
+        shape: Sequence[Dim],
+        dtypes: Sequence[ir.DataType],
+        attributes: Mapping[str, Attribute] | None = None,
+        name: str | None = None,
+    ) -> list[Tensor]:
+        """Appends a node of the standard domain with an output of `shape` per type; returns these outputs."""
         namespace = ".".join(self._scope)
         name = self._unique(name or f"{namespace}.{op_type}".lstrip("."))
         node = ir.node(
             op_type,
             [None if tensor is None else tensor.value for tensor in inputs],
             attributes=dict(attributes or {}),
-            outputs=[ir.Value(name=f"{name}:out", shape=ir.Shape(shape), type=ir.TensorType(dtype))],
+            outputs=[
+                ir.Value(name=f"{name}:out{i or ''}", shape=ir.Shape(shape), type=ir.TensorType(dtype))
+                for i, dtype in enumerate(dtypes)
+            ],
             name=name,
             metadata_props={"namespace": namespace} if namespace else None,
         )
         self._graph.append(node)
-        return Tensor(node.outputs[0], self)
+        return [Tensor(output, self) for output in node.outputs]
 
     def finish(self, outputs: Mapping[str, Tensor], metadata: Mapping[str, str]) -> ir.Model:
         """The traced model. `outputs` gives the graph's outputs their names."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -34,6 +36,22 @@ class CheckpointTensor(ir.LazyTensor):
         return ir.Tensor(self.read(), name=self.source)
 
 
+class CheckpointStack(ir.LazyTensor):
+    """Matrices of equal shape behind each other, float32 `[count, n, k]`, as lazy as a `CheckpointTensor`.
+
+    Attributes:
+        sources: canonical names of the matrices in the checkpoint.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, sources: tuple[str, ...], n: int, k: int) -> None:
+        self.sources = sources
+        self._checkpoint = checkpoint
+        super().__init__(self._load, ir.DataType.FLOAT, ir.Shape((len(sources), n, k)), name=name)
+
+    def _load(self) -> ir.TensorProtocol:
+        return ir.Tensor(np.stack([self._checkpoint.read(source) for source in self.sources]), name=self.name)
+
+
 class Weights:
     """The checkpoint's tensors as initializers of the graph being traced. Only names and shapes are looked at."""
 
@@ -47,6 +65,12 @@ class Weights:
         """`name` as `[n, k]`. Raises CheckpointError where it is missing or of another shape."""
         return self._initializer(name, (n, k))
 
+    def matrices(self, name: str, sources: Sequence[str], n: int, k: int) -> Tensor:
+        """`sources` as one initializer `name` `[count, n, k]`. Raises CheckpointError as `matrix`."""
+        for source in sources:
+            self._check(source, (n, k))
+        return self._tracer.initializer(CheckpointStack(self._checkpoint, name, tuple(sources), n, k))
+
     def vector(self, name: str, n: int) -> Tensor:
         """`name` as `[n]`. Raises CheckpointError where it is missing or of another shape."""
         return self._initializer(name, (n,))
@@ -56,6 +80,10 @@ class Weights:
         return self._initializer(name, (n,), self._norm_offset)
 
     def _initializer(self, name: str, shape: tuple[int, ...], offset: float = 0.0) -> Tensor:
+        self._check(name, shape)
+        return self._tracer.initializer(CheckpointTensor(self._checkpoint, name, shape, offset))
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
         info = self._tensors.get(name)
         architecture = self._checkpoint.config.architecture
         if info is None:
@@ -68,4 +96,3 @@ class Weights:
                 f"Tensor {name!r} has shape {list(info.shape)}, but the checkpoint's config asks for {list(shape)} "
                 f"in a {architecture} model. Its config and its weights do not belong together."
             )
-        return self._tracer.initializer(CheckpointTensor(self._checkpoint, name, shape, offset))

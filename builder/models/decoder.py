@@ -1,8 +1,8 @@
 """The pieces that decoder-only models are composed of.
 
-A definition reads as its paper: `embed`, then layers made of `self_attention` and `mlp`, then `head`. What differs
-between members of a family (sizes, windows, scales, biases) comes from `ModelConfig`; what differs between families is
-an argument.
+A definition reads as its paper: `embed`, then layers made of `self_attention` and `feed_forward`, then `head`. What
+differs between members of a family (sizes, windows, scales, biases, experts) comes from `ModelConfig`; what differs
+between families is an argument.
 """
 
 from __future__ import annotations
@@ -108,14 +108,49 @@ def mlp(d: Decoder, x: Tensor, layer: int) -> Tensor:
         UnsupportedModel: an unknown activation.
     """
     config, prefix = d.config, f"model.layers.{layer}.mlp"
-    if config.hidden_act not in ops.ACTIVATIONS:
-        raise UnsupportedModel(
-            f"Activation {config.hidden_act!r} is not implemented; known ones: {', '.join(ops.ACTIVATIONS)}"
-        )
+    _check_activation(config)
     gate = d.linear(x, f"{prefix}.gate_proj", config.intermediate_size, config.mlp_bias)
     up = d.linear(x, f"{prefix}.up_proj", config.intermediate_size, config.mlp_bias)
     h = ops.gated(gate, up, config.hidden_act)
     return d.linear(h, f"{prefix}.down_proj", config.hidden_size, config.mlp_bias)
+
+
+def mixture_of_experts(d: Decoder, x: Tensor, layer: int) -> Tensor:
+    """The experts of `layer` over the normed `x`: `[tokens, hidden_size]` → same.
+
+    Raises:
+        UnsupportedModel: an unknown activation.
+    """
+    config, prefix = d.config, f"model.layers.{layer}.mlp"
+    _check_activation(config)
+
+    def experts(part: str, n: int, k: int) -> Tensor:
+        sources = [f"{prefix}.experts.{i}.{part}.weight" for i in range(config.num_experts)]
+        return d.weights.matrices(f"{prefix}.experts.{part}.weight", sources, n, k)
+
+    neurons, hidden = config.moe_intermediate_size, config.hidden_size
+    return ops.mixture_of_experts(
+        x,
+        d.weights.matrix(f"{prefix}.gate.weight", config.num_experts, hidden),
+        experts("gate_proj", neurons, hidden),
+        experts("up_proj", neurons, hidden),
+        experts("down_proj", hidden, neurons),
+        top_k=config.num_experts_per_tok,
+        normalize=config.norm_topk_prob,
+        activation=config.hidden_act,
+    )
+
+
+def feed_forward(d: Decoder, x: Tensor, layer: int) -> Tensor:
+    """What the config says that `layer` has: a mixture of experts, or an MLP. Raises UnsupportedModel likewise."""
+    return mixture_of_experts(d, x, layer) if d.config.has_experts(layer) else mlp(d, x, layer)
+
+
+def _check_activation(config: ModelConfig) -> None:
+    if config.hidden_act not in ops.ACTIVATIONS:
+        raise UnsupportedModel(
+            f"Activation {config.hidden_act!r} is not implemented; known ones: {', '.join(ops.ACTIVATIONS)}"
+        )
 
 
 def pre_norm_layers(d: Decoder, x: Tensor, *, qkv_bias: bool = False, qk_norm: bool = False) -> Tensor:
@@ -126,7 +161,7 @@ def pre_norm_layers(d: Decoder, x: Tensor, *, qkv_bias: bool = False, qk_norm: b
             h = d.norm(x, f"{prefix}.input_layernorm")
             x = ops.add(x, self_attention(d, h, layer, qkv_bias=qkv_bias, qk_norm=qk_norm))
             h = d.norm(x, f"{prefix}.post_attention_layernorm")
-            x = ops.add(x, mlp(d, h, layer))
+            x = ops.add(x, feed_forward(d, h, layer))
     return x
 
 

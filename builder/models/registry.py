@@ -13,8 +13,10 @@ from aotllm.builder.models.decoder import Decoder
 from aotllm.builder.models.gemma2 import gemma2
 from aotllm.builder.models.gemma3 import gemma3
 from aotllm.builder.models.llama import llama
+from aotllm.builder.models.mixtral import mixtral
 from aotllm.builder.models.qwen2 import qwen2
 from aotllm.builder.models.qwen3 import qwen3
+from aotllm.builder.models.qwen3_moe import qwen3_moe
 from aotllm.errors import UnsupportedModel
 
 ModelDefinition = Callable[[Decoder], Tensor]
@@ -25,8 +27,10 @@ _DEFINITIONS: dict[str, ModelDefinition] = {
     "gemma3": gemma3,
     "llama": llama,
     "mistral": llama,
+    "mixtral": mixtral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
 }
 
 

@@ -5,14 +5,17 @@ from aotllm.builder.passes.fuse import operands
 from aotllm.builder.passes.kv_layout import KvLayer, kv_layers
 from aotllm.builder.passes.pipeline import PassReport, run_passes
 from aotllm.builder.passes.shard import Partition
+from aotllm.builder.passes.stages import Stage, cut_stages
 
 __all__ = [
     "ArenaLayout",
     "KvLayer",
     "Partition",
     "PassReport",
+    "Stage",
     "arena_plan",
     "buffer_index",
+    "cut_stages",
     "kv_layers",
     "operands",
     "run_passes",

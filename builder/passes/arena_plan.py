@@ -14,6 +14,7 @@ from aotllm.builder.passes.fused_ops import (
     EMBEDDING,
     LINEAR_RESIDUAL,
     LM_HEAD,
+    NORM_MOE,
     NORM_QKV_ROPE,
     NORM_SWIGLU,
     PAGED_ATTENTION,
@@ -30,6 +31,7 @@ _ROLES = {
     PAGED_ATTENTION: "attention",
     LINEAR_RESIDUAL: "hidden",
     NORM_SWIGLU: "gated",
+    NORM_MOE: "hidden",
 }
 
 
@@ -69,7 +71,7 @@ def plan_arena(model: ir.Model, max_num_tokens: int, layout: ArenaLayout | None 
 
     A value lives from the op that makes it to the last one that reads it. `linear_residual` writes over its residual
     where nobody reads that one later. K and V (marked by `kv_layout`) and the logits have no buffer. Scratch memory
-    inside an op is the runner's own.
+    inside an op is the runner's own. `norm_moe` has a buffer of its own for its output: its input is its residual.
 
     Args:
         model: fused, its K and V marked.

@@ -14,7 +14,15 @@ from typing import Any
 import onnx_ir as ir
 
 from aotllm.builder.graph.tracer import DOMAIN, OPSET
-from aotllm.builder.passes.fused_ops import EMBEDDING, FUSED_OPS, LAYER_OPS, LM_HEAD, FusedOp
+from aotllm.builder.passes.fused_ops import (
+    EMBEDDING,
+    FUSED_OPS,
+    LAYER_OPS,
+    LM_HEAD,
+    NORM_MOE,
+    SPARSE_LAYER_OPS,
+    FusedOp,
+)
 from aotllm.builder.passes.pattern import Match
 from aotllm.errors import Internal
 
@@ -22,7 +30,7 @@ _Body = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
 
 def fuse(model: ir.Model, num_layers: int) -> None:
-    """Fuses `model` in place: five ops per layer between `embedding` and `lm_head`.
+    """Fuses `model` in place: five ops per layer (four where it has experts) between `embedding` and `lm_head`.
 
     Raises:
         Internal: a node is left over, or the ops do not form `num_layers` layers.
@@ -134,10 +142,10 @@ def _function(op: FusedOp, overload: str, match: Match, values: Sequence[ir.Valu
             ir.RefAttr(name, captured[name], attribute.type) if name in captured else attribute
             for name, attribute in node.attributes.items()
         ]
-        result = ir.Value(name=f"{node.op_type.lower()}_{i}")
+        results = [ir.Value(name=f"{node.op_type.lower()}_{i}{'_' * j}") for j in range(len(node.outputs))]
         arguments = [None if value is None else copies[value] for value in node.inputs]
-        body.append(ir.Node("", node.op_type, arguments, attributes, outputs=[result], name=f"{node.op_type}_{i}"))
-        copies[node.outputs[0]] = result
+        body.append(ir.Node("", node.op_type, arguments, attributes, outputs=results, name=f"{node.op_type}_{i}"))
+        copies.update(zip(node.outputs, results, strict=True))
     outputs = [copies[value] for value in values]
     for (name, _), output in zip(op.outputs, outputs, strict=True):
         output.name = f"{name}_out" if name in op.inputs else name
@@ -175,10 +183,16 @@ def _check_fused(graph: ir.Graph, num_layers: int) -> None:
             f"model must belong to one of {', '.join(op.name for op in FUSED_OPS)}: the definition composes ops in a "
             "way that no pattern knows."
         )
-    expected = [EMBEDDING, *LAYER_OPS * num_layers, LM_HEAD]
-    for i, node in enumerate(graph):
+    nodes = list(graph)
+    expected = [EMBEDDING]
+    for _ in range(num_layers):
+        fork = len(expected) + SPARSE_LAYER_OPS.index(NORM_MOE)
+        has_experts = fork < len(nodes) and nodes[fork].op_type == NORM_MOE
+        expected += SPARSE_LAYER_OPS if has_experts else LAYER_OPS
+    expected.append(LM_HEAD)
+    for i, node in enumerate(nodes):
         if i >= len(expected) or node.op_type != expected[i]:
             wanted = expected[i] if i < len(expected) else "the end"
             raise Internal(f"Op {i} of the fused graph is {node.op_type} {node.name!r}, expected {wanted}.")
-    if len(graph) != len(expected):
-        raise Internal(f"The fused graph has {len(graph)} ops, expected {len(expected)} for {num_layers} layers.")
+    if len(nodes) != len(expected):
+        raise Internal(f"The fused graph has {len(nodes)} ops, expected {len(expected)} for {num_layers} layers.")

@@ -16,9 +16,12 @@ NORM_QKV_ROPE = "norm_qkv_rope"
 PAGED_ATTENTION = "paged_attention"
 LINEAR_RESIDUAL = "linear_residual"
 NORM_SWIGLU = "norm_swiglu"
+NORM_MOE = "norm_moe"
 LM_HEAD = "lm_head"
 LAYER_OPS = (NORM_QKV_ROPE, PAGED_ATTENTION, LINEAR_RESIDUAL, NORM_SWIGLU, LINEAR_RESIDUAL)
 """What a layer of a dense decoder consists of, in order"""
+SPARSE_LAYER_OPS = (NORM_QKV_ROPE, PAGED_ATTENTION, LINEAR_RESIDUAL, NORM_MOE)
+"""What a layer with experts consists of"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,10 @@ def _scaled_embedding() -> OneOf:
 
 
 def _gate() -> OneOf:
-    gate = _linear(_norm(Bind("x"), "norm"), "gate_weight", "gate_bias", "gate_bias")
+    return _activated(_linear(_norm(Bind("x"), "norm"), "gate_weight", "gate_bias", "gate_bias"))
+
+
+def _activated(gate: Pattern) -> OneOf:
     return OneOf(("silu", Op("Swish", gate)), ("gelu_tanh", Op("Gelu", gate, where={"approximate": "tanh"})))
 
 
@@ -129,6 +135,31 @@ def _logits() -> OneOf:
 def _residual() -> Op:
     projected = _linear(Bind("x"), "weight", "bias")
     return Op("Add", Bind("residual"), OneOf(("post_norm", _norm(projected, "post_norm")), ("", projected)))
+
+
+def _routing() -> Op:
+    logits = Op("Gemm", _norm(Bind("x"), "norm"), _weight("router"), where={"transB": 1})
+    probabilities = Op("Softmax", logits, where={"axis": -1})
+
+    def top_k(output: int) -> Op:
+        where = {"axis": -1, "largest": 1, "sorted": 1}
+        return Op("TopK", probabilities, _constant("top_k", "value_ints"), where=where, output=output, outputs=2)
+
+    total = Op("ReduceSum", top_k(0), _axes(-1), where={"keepdims": 1})
+    weights = OneOf(("normalized", Op("Div", top_k(0), total)), ("", top_k(0)))
+    zeros = Op("Sub", probabilities, probabilities)
+    return Op("ScatterElements", zeros, top_k(1), weights, where={"axis": -1})
+
+
+def _experts() -> Op:
+    def rise(part: str) -> Op:
+        x = _norm(Bind("x"), "norm")
+        return Op("Einsum", x, _weight(f"{part}_weight"), where={"equation": "th,eih->tei"})
+
+    h = Op("Mul", _activated(rise("gate")), rise("up"))
+    outputs = Op("Einsum", h, _weight("down_weight"), where={"equation": "tei,ehi->teh"})
+    total = Op("Einsum", _routing(), outputs, where={"equation": "te,teh->th"})
+    return Op("Add", Bind("x"), total)
 
 
 FUSED_OPS: tuple[FusedOp, ...] = (
@@ -151,6 +182,11 @@ FUSED_OPS: tuple[FusedOp, ...] = (
         NORM_SWIGLU,
         (("y", Op("Mul", _gate(), _linear(_norm(Bind("x"), "norm"), "up_weight", "up_bias", "up_bias"))),),
         ("x", "norm", "gate_weight", "up_weight", "gate_bias", "up_bias"),
+    ),
+    FusedOp(
+        NORM_MOE,
+        (("y", _experts()),),
+        ("x", "norm", "router", "gate_weight", "up_weight", "down_weight"),
     ),
     FusedOp(LINEAR_RESIDUAL, (("y", _residual()),), ("x", "residual", "weight", "bias", "post_norm")),
     FusedOp(LM_HEAD, (("logits", _logits()),), ("x", "norm", "weight", "bias")),

@@ -67,6 +67,10 @@ class Op:
     """Attributes that must have these values, or pass these predicates"""
     capture: Mapping[str, str]
     """Attributes that must be there and vary: name on the node → name on the fused op"""
+    output: int
+    """Which output of the node the value is"""
+    outputs: int
+    """How many outputs the node has"""
 
     def __init__(
         self,
@@ -74,16 +78,22 @@ class Op:
         *inputs: Pattern,
         where: Mapping[str, Any] | None = None,
         capture: Mapping[str, str] | None = None,
+        output: int = 0,
+        outputs: int = 1,
     ) -> None:
         object.__setattr__(self, "op_type", op_type)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "where", where or {})
         object.__setattr__(self, "capture", capture or {})
+        object.__setattr__(self, "output", output)
+        object.__setattr__(self, "outputs", outputs)
 
     def match(self, value: ir.Value | None, found: Match) -> Match | None:
         """See `Pattern`."""
         node = value.producer() if value is not None else None
-        if node is None or node.op_type != self.op_type or node.domain or len(node.outputs) != 1:
+        if node is None or node.op_type != self.op_type or node.domain or len(node.outputs) != self.outputs:
+            return None
+        if value is not node.outputs[self.output]:
             return None
         captured = self._match_attributes(node, found)
         if captured is None or any(node.inputs[len(self.inputs) :]):

@@ -1,7 +1,8 @@
 """Tensor parallelism: what each rank holds of a model, and the pass that cuts a fused graph to one rank's size.
 
 Q, K, V, gate and up are split by rows (heads, neurons), the two matrices that follow them by columns, embedding and
-head by vocabulary (arXiv 1909.08053). All ranks have the same shapes, so one graph stands for all of them.
+head by vocabulary (arXiv 1909.08053); each expert is split like an MLP, and routers are copied. All ranks have the same
+shapes, so one graph stands for all of them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,18 @@ class Partition:
 
     @property
     def neurons(self) -> range:
-        """Rows of gate and up."""
+        """Rows of gate and up of a dense MLP."""
         return _share(self.config.intermediate_size, self.size, self.rank)
+
+    @property
+    def expert_neurons(self) -> range:
+        """Rows of gate and up of each expert: every rank holds a part of all of them."""
+        return _share(self.config.moe_intermediate_size, self.size, self.rank)
+
+    @property
+    def tokens(self) -> range:
+        """Token ids, dealt out as evenly as can be."""
+        return _share(self.config.vocab_size, self.size, self.rank)
 
     def vocabulary(self, multiple: int) -> range:
         """Token ids, equally many on each rank and a multiple of `multiple`; the last ones may not exist."""
@@ -62,8 +73,9 @@ class Partition:
 def shard(model: ir.Model, config: ModelConfig, size: int) -> None:
     """Cuts a fused `model` to the size of one of `size` ranks, in place: head counts and widths of what ops make.
 
-    Weights stay whole references; a target takes from each what `Partition` gives to a rank. A `linear_residual`
-    of a sharded model computes one addend of a sum over ranks: such a graph only means something to a target.
+    Weights stay whole references; a target takes from each what `Partition` gives to a rank. A `linear_residual` or
+    `norm_moe` of a sharded model computes one addend of a sum over ranks: such a graph only means something to a
+    target.
 
     Raises:
         UnsupportedModel: the model cannot be split so.
@@ -92,9 +104,17 @@ def _share(count: int, size: int, rank: int) -> range:
 
 def _obstacle(config: ModelConfig, size: int) -> str | None:
     """Why the model cannot be split over `size` ranks; None where it can."""
-    for count, what in ((config.num_heads, "query heads"), (config.intermediate_size, "neurons of an MLP")):
+    sparse = [config.has_experts(layer) for layer in range(config.num_layers)]
+    counts = [(config.num_heads, "query heads")]
+    if not all(sparse):
+        counts.append((config.intermediate_size, "neurons of an MLP"))
+    if any(sparse):
+        counts.append((config.moe_intermediate_size, "neurons of an expert"))
+    for count, what in counts:
         if count % size:
             return f"{count} {what} cannot be dealt out evenly"
+    if config.vocab_size < size:
+        return f"{config.vocab_size} tokens are too few for a share each"
     if config.num_kv_heads % size and size % config.num_kv_heads:
         return f"{config.num_kv_heads} KV heads can neither be dealt out nor be copied evenly"
     return None

@@ -12,18 +12,19 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from aotllm.builder.config import ModelConfig
-from aotllm.builder.graph.weights import CheckpointTensor
-from aotllm.builder.passes import KvLayer, arena_plan, buffer_index, kv_layers, operands
+from aotllm.builder.graph.weights import CheckpointStack, CheckpointTensor
+from aotllm.builder.passes import KvLayer, Partition, Stage, arena_plan, buffer_index, kv_layers, operands
 from aotllm.builder.passes.arena_plan import ArenaPlan
 from aotllm.builder.passes.fused_ops import (
     EMBEDDING,
     LINEAR_RESIDUAL,
     LM_HEAD,
+    NORM_MOE,
     NORM_QKV_ROPE,
     NORM_SWIGLU,
     PAGED_ATTENTION,
 )
-from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord
+from aotllm.builder.targets.plan import BufferRecord, KvRecord, Op, RopeRecord, StageRecord
 from aotllm.errors import Internal, UnsupportedModel
 
 DenseArray = npt.NDArray[np.float32]
@@ -41,8 +42,11 @@ def engine_name(source: str) -> str:
     """What a checkpoint's tensor is called in an engine.
 
     `model.layers.3.self_attn.q_proj.weight` → `layers.3.q`, `model.norm.weight` → `final_norm`,
-    `model.layers.3.mlp.up_proj.bias` → `layers.3.up.bias`.
+    `model.layers.3.mlp.up_proj.bias` → `layers.3.up.bias`, `model.layers.3.mlp.gate.weight` → `layers.3.router`,
+    `model.layers.3.mlp.experts.7.up_proj.weight` → `layers.3.experts.7.up`.
     """
+    if source.endswith(".mlp.gate.weight"):
+        source = source.replace(".mlp.gate.", ".router.")
     name = source.removeprefix("model.").removesuffix(".weight")
     name = {"embed_tokens": "embedding", "norm": "final_norm"}.get(name, name)
     return name.replace("self_attn.", "").replace("mlp.", "").replace("_proj", "")
@@ -56,8 +60,9 @@ class Lowering(ABC):
 
     target: str
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, partition: Partition) -> None:
         self._model = model
+        self._partition = partition
         self._layers = kv_layers(model)
         self.rope: list[RopeRecord] = []
         self.dense_jobs: dict[str, DenseJob] = {}
@@ -67,8 +72,13 @@ class Lowering(ABC):
             PAGED_ATTENTION: self._paged_attention,
             LINEAR_RESIDUAL: self._linear_residual,
             NORM_SWIGLU: self._norm_swiglu,
+            NORM_MOE: self._norm_moe,
             LM_HEAD: self._lm_head,
         }
+
+    @abstractmethod
+    def rows_of(self, weight: ir.Value) -> range:
+        """Rows of a matrix that the rank holds."""
 
     @abstractmethod
     def linear(self, *weights: ir.Value, name: str | None = None) -> str:
@@ -89,6 +99,7 @@ class Lowering(ABC):
             "out": buffer_index(node.outputs[0]),
             "linear": self.linear(inputs["weight"]),
             "scale": attribute(node, "scale", 1.0),
+            "vocab_begin": self.rows_of(inputs["weight"]).start if self._partition.size > 1 else None,
         }
 
     def _norm_qkv_rope(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
@@ -134,6 +145,7 @@ class Lowering(ABC):
             "bias": self.dense(inputs.get("bias")),
             "post_norm": self.dense(inputs.get("post_norm")),
             "eps": attribute(node, "eps", None),
+            "all_reduce": True if self._partition.size > 1 else None,
         }
 
     def _norm_swiglu(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
@@ -150,6 +162,38 @@ class Lowering(ABC):
     def gate_and_up(self, inputs: Mapping[str, ir.Value]) -> Op:
         """The fields of `norm_swiglu` that name its matrices and their biases."""
 
+    def _norm_moe(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
+        (top_k,) = attribute(node, "top_k")
+        body = self._model.functions[node.op_identifier()]
+        x = buffer_index(inputs["x"])
+        return {
+            "in": x,
+            "residual": x,
+            "out": buffer_index(node.outputs[0]),
+            "eps": attribute(node, "eps"),
+            "norm": self.dense(inputs["norm"]),
+            "router": self.dense(inputs["router"]),
+            "num_experts": matrix_shape(inputs["router"])[0],
+            "top_k": int(top_k),
+            "normalize": any(inner.op_type == "ReduceSum" for inner in body),
+            **self.experts(inputs),
+            "activation": self._activation(node),
+        }
+
+    def experts(self, inputs: Mapping[str, ir.Value]) -> Op:
+        """The fields of `norm_moe` that name its matrices.
+
+        Args:
+            inputs: the initializers `gate_weight` and `up_weight` `[experts, neurons, width]` and `down_weight`
+                `[experts, width, neurons]`; `stack_sources` tells what they are made of.
+
+        Raises:
+            UnsupportedModel: the target has no mixtures of experts.
+        """
+        raise UnsupportedModel(
+            f"Target {self.target} has no kernels for mixtures of experts; build the model for target cpu."
+        )
+
     def _lm_head(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
         return {
             "in": buffer_index(inputs["x"]),
@@ -158,7 +202,7 @@ class Lowering(ABC):
             "linear": self.linear(inputs["weight"]),
             "softcap": attribute(node, "softcap", 0.0),
             "vocab_size": matrix_shape(inputs["weight"])[0],
-            "bias": self.dense(inputs.get("bias")),
+            "bias": self.dense(inputs.get("bias"), self.rows_of(inputs["weight"])),
         }
 
     def _activation(self, node: ir.Node) -> str:
@@ -167,12 +211,12 @@ class Lowering(ABC):
         body = self._model.functions[node.op_identifier()]
         return next(names[inner.op_type] for inner in body if inner.op_type in names)
 
-    def dense(self, value: ir.Value | None) -> str | None:
-        """Name of the float32 tensor that holds initializer `value`; None for an absent one."""
+    def dense(self, value: ir.Value | None, rows: range | None = None) -> str | None:
+        """Name of the float32 tensor that holds initializer `value`, or `rows` of it; None for an absent one."""
         if value is None:
             return None
         tensor = engine_name(str(value.name))
-        self.dense_jobs.setdefault(tensor, DenseJob(tensor, lambda: values_of(value)))
+        self.dense_jobs.setdefault(tensor, DenseJob(tensor, lambda: values_of(value, rows)))
         return tensor
 
     def _concatenated(self, tensor: str, weights: Sequence[ir.Value], biases: Sequence[ir.Value | None]) -> str | None:
@@ -183,7 +227,9 @@ class Lowering(ABC):
         def compute() -> DenseArray:
             return np.concatenate(
                 [
-                    values_of(bias) if bias is not None else np.zeros(matrix_shape(weight)[0], np.float32)
+                    values_of(bias, self.rows_of(weight))
+                    if bias is not None
+                    else np.zeros(len(self.rows_of(weight)), np.float32)
                     for weight, bias in zip(weights, biases, strict=True)
                 ]
             )
@@ -211,6 +257,20 @@ def checked_arena(model: ir.Model, max_num_tokens: int) -> ArenaPlan:
 def buffer_records(arena: ArenaPlan) -> list[BufferRecord]:
     """The plan's buffers."""
     return [{"name": b.name, "width": b.width, "offset": b.offset} for b in arena.buffers]
+
+
+def stage_record(stage: Stage) -> StageRecord:
+    """What the plan says of its stage."""
+    record: StageRecord = {
+        "size": stage.size,
+        "rank": stage.index,
+        "layers": (stage.layers.start, stage.layers.stop),
+    }
+    if stage.entering is not None:
+        record["entering"] = buffer_index(stage.entering)
+    if stage.leaving is not None:
+        record["leaving"] = buffer_index(stage.leaving)
+    return record
 
 
 def kv_record(dtype: str, tokens_per_block: int, layers: Sequence[KvLayer]) -> KvRecord:
@@ -251,6 +311,14 @@ def source_name(weight: ir.Value) -> str:
     return tensor.source
 
 
+def stack_sources(weight: ir.Value) -> tuple[str, ...]:
+    """Canonical names of the matrices, one per expert, behind an initializer `[experts, n, k]`."""
+    stack = weight.const_value
+    if not isinstance(stack, CheckpointStack):
+        raise Internal(f"{weight.name!r} is no stack of matrices of the checkpoint, so it cannot be packed.")
+    return stack.sources
+
+
 def matrix_shape(weight: ir.Value) -> tuple[int, int]:
     """`n, k` of an initializer."""
     assert weight.shape is not None
@@ -258,7 +326,17 @@ def matrix_shape(weight: ir.Value) -> tuple[int, int]:
     return n, k
 
 
-def values_of(value: ir.Value) -> DenseArray:
-    """The data of an initializer; reads the checkpoint."""
+def weight_bytes(weight: ir.Value, nbytes: Callable[[str, int, int], int]) -> int:
+    """Bytes of a matrix, or a stack of them, in an engine; `nbytes` tells them of the checkpoint's matrix of that name
+    with n rows, k columns."""
+    if isinstance(weight.const_value, CheckpointStack):
+        _, n, k = weight.const_value.shape.numpy()
+        return sum(nbytes(source, n, k) for source in weight.const_value.sources)
+    return nbytes(source_name(weight), *matrix_shape(weight))
+
+
+def values_of(value: ir.Value, rows: range | None = None) -> DenseArray:
+    """The data of an initializer, or `rows` of it; reads the checkpoint."""
     assert value.const_value is not None
-    return np.ascontiguousarray(value.const_value.numpy(), dtype=np.float32)
+    values = np.ascontiguousarray(value.const_value.numpy(), dtype=np.float32)
+    return values if rows is None else values[rows.start : rows.stop]

@@ -46,7 +46,35 @@ class KvRecord(TypedDict):
     layers: list[KvLayerRecord]
 
 
-class StepPlan(TypedDict):
+class TensorParallelRecord(TypedDict):
+    """Which of how many ranks a plan is for."""
+
+    size: int
+    rank: int
+
+
+class _StageBuffers(TypedDict, total=False):
+    entering: int
+    leaving: int
+
+
+class StageRecord(_StageBuffers):
+    """Which of how many pipeline stages a plan is for, and its layers `[begin, end)`.
+
+    `entering` and `leaving` are indices of buffers: the residual stream as the stage before leaves it, and as the next
+    one gets it."""
+
+    size: int
+    rank: int
+    layers: tuple[int, int]
+
+
+class _ParallelRecords(TypedDict, total=False):
+    tp: TensorParallelRecord
+    pp: StageRecord
+
+
+class StepPlan(_ParallelRecords):
     """The program of a step, but for what is each target's own."""
 
     version: int
@@ -67,7 +95,8 @@ KV_ELEMENTS = {"f32": (4, 0), "f16": (2, 0), "int8": (1, 4), "bf16": (2, 0), "fp
 """Type of the cache → bytes of a value, and of what each head of a token has besides (int8: a float32 scale)"""
 
 
-def kv_bytes_per_token(kv: KvRecord) -> int:
-    """Bytes that one token takes in the cache: K and V of all layers."""
+def kv_bytes_per_token(kv: KvRecord, stage: StageRecord | None = None) -> int:
+    """Bytes that one token takes in the cache: K and V of all layers, or of those of a stage."""
     element, scale = KV_ELEMENTS[kv["dtype"]]
-    return sum(2 * layer["num_kv_heads"] * (element * layer["head_dim"] + scale) for layer in kv["layers"])
+    layers = kv["layers"] if stage is None else kv["layers"][slice(*stage["layers"])]
+    return sum(2 * layer["num_kv_heads"] * (element * layer["head_dim"] + scale) for layer in layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -35,6 +36,8 @@ GEMMA = replace(
     embedding_scale=48**0.5,
 )
 
+EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
 CONFIGS: dict[str, ModelConfig] = {
     "llama": replace(TINY, name="tiny llama"),
     "llama-partial-rotary": replace(TINY, rope=RopeConfig(rotary_dim=8), tie_word_embeddings=True),
@@ -46,6 +49,11 @@ CONFIGS: dict[str, ModelConfig] = {
     "mistral": replace(TINY, architecture="mistral", layer_windows=(5, 5, 5)),
     "qwen2": replace(TINY, architecture="qwen2", qkv_bias=True, tie_word_embeddings=True),
     "qwen3": replace(TINY, architecture="qwen3"),
+    "mixtral": replace(TINY, architecture="mixtral", **EXPERTS, norm_topk_prob=True),
+    "qwen3-moe": replace(TINY, architecture="qwen3_moe", **EXPERTS, dense_layers=(1,)),
+    "qwen3-moe-normalized": replace(
+        TINY, architecture="qwen3_moe", **EXPERTS, norm_topk_prob=True, hidden_act="gelu_tanh", qkv_bias=True
+    ),
     "gemma2": replace(
         GEMMA, architecture="gemma2", layer_windows=(5, 0, 5), attn_logit_softcap=5.0, final_logit_softcap=3.0
     ),
@@ -107,7 +115,7 @@ class UnreadableCheckpoint(Checkpoint):
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Canonical names and shapes of a model, written down from the format and not from the definitions under test."""
     c, hidden = config, config.hidden_size
-    q, kv, inner = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     gemma = c.architecture.startswith("gemma")
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, hidden)}
     for i in range(c.num_layers):
@@ -117,10 +125,14 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "self_attn.k_proj": (kv, hidden, c.qkv_bias),
             "self_attn.v_proj": (kv, hidden, c.qkv_bias),
             "self_attn.o_proj": (hidden, q, c.attention_out_bias),
-            "mlp.gate_proj": (inner, hidden, c.mlp_bias),
-            "mlp.up_proj": (inner, hidden, c.mlp_bias),
-            "mlp.down_proj": (hidden, inner, c.mlp_bias),
         }
+        mlps = {"mlp": (c.intermediate_size, c.mlp_bias)}
+        if c.num_experts and i not in c.dense_layers:
+            shapes[f"{layer}.mlp.gate.weight"] = (c.num_experts, hidden)
+            mlps = {f"mlp.experts.{expert}": (c.moe_intermediate_size, False) for expert in range(c.num_experts)}
+        for mlp, (inner, bias) in mlps.items():
+            linears |= {f"{mlp}.{part}_proj": (inner, hidden, bias) for part in ("gate", "up")}
+            linears[f"{mlp}.down_proj"] = (hidden, inner, bias)
         for name, (n, k, bias) in linears.items():
             shapes[f"{layer}.{name}.weight"] = (n, k)
             if bias:
@@ -128,7 +140,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else []
         shapes |= {f"{layer}.{name}.weight": (hidden,) for name in norms}
-        if c.architecture in ("qwen3", "gemma3"):
+        if c.architecture in ("qwen3", "qwen3_moe", "gemma3"):
             shapes |= {f"{layer}.self_attn.{x}_norm.weight": (c.head_dim,) for x in "qk"}
     shapes["model.norm.weight"] = (hidden,)
     if not c.tie_word_embeddings:

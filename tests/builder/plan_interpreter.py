@@ -138,6 +138,28 @@ class PlanInterpreter:
         gate, up = self.gate_and_up(op, h)
         self.buffer(op["out"], batch)[:] = {"silu": silu, "gelu_tanh": gelu_tanh}[op["activation"]](gate) * up
 
+    def norm_moe(self, op, batch):
+        """Each token by itself: its experts one after the other."""
+        h = rms_norm(self.buffer(op["in"], batch), self.tensors[op["norm"]], op["eps"])
+        residual, out = self.buffer(op["residual"], batch), self.buffer(op["out"], batch)
+        router = self.tensors[op["router"]]
+        assert router.shape == (op["num_experts"], h.shape[1])
+        act = {"silu": silu, "gelu_tanh": gelu_tanh}[op["activation"]]
+        for token in range(len(h)):
+            logits = router @ h[token]
+            weights = softmax(logits)
+            chosen = np.argsort(-logits, kind="stable")[: op["top_k"]]
+            scale = weights[chosen].sum() if op["normalize"] else F32(1)
+            total = np.zeros(h.shape[1], F32)
+            for expert in sorted(chosen):
+                gate, up, down = self.expert(op, expert)
+                total += weights[expert] / scale * (down @ (act(gate @ h[token]) * (up @ h[token])))
+            out[token] = residual[token] + total
+
+    def expert(self, op, expert):
+        """gate, up `[neurons, width]` and down `[width, neurons]` of one expert."""
+        return (np.split(self.matrix(op[part]), op["num_experts"])[expert] for part in ("gate", "up", "down"))
+
     def gate_and_up(self, op, h):
         return self.linear(op["gate"], h, op.get("gate_bias")), self.linear(op["up"], h, op.get("up_bias"))
 

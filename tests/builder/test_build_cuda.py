@@ -10,9 +10,10 @@ from aotllm.builder.checkpoints import open_checkpoint
 from aotllm.builder.models import trace
 from aotllm.builder.options import BuildOptions
 from aotllm.engines import open_engine
+from aotllm.engines.rank_file import read_header
 from aotllm.errors import EngineIncompatible
 from tests.aotllm.cli.command_line import CommandLine
-from tests.builder.cuda_plan_interpreter import ShardedInterpreter, open_ranks
+from tests.builder.cuda_plan_interpreter import PipelineInterpreter, ShardedInterpreter, open_ranks
 from tests.builder.fakes import run_graph
 from tests.integration.engines import save_tiny_model
 
@@ -72,6 +73,25 @@ def test_engine_of_eight_ranks(model, sharded):
     actual = ShardedInterpreter(open_ranks(sharded.path, 8, num_blocks=2)).step([PROMPT], [0], [[1]], ["all"])
     assert actual.shape == expected.shape
     assert np.linalg.norm(actual - expected) < 0.15 * np.linalg.norm(expected)
+
+
+def test_engine_of_two_stages_of_two_ranks(model, tmp_path, monkeypatch, capsys):
+    report = build(model, tmp_path / "e", BuildOptions(target="cuda", tp=2, pp=2))
+    manifest = report.manifest
+    assert (manifest.parallel.tp, manifest.parallel.pp) == (2, 2)
+    assert [name for name in manifest.files if name.endswith(".engine")] == [f"rank{i}.engine" for i in range(4)]
+    assert manifest.memory.kv_per_token == 2 * 64 * 2  # one layer and one head on each rank
+    assert manifest.memory.weights < sum(manifest.precision.weight_formats.values()) // 2
+    with open_checkpoint(model) as checkpoint:
+        expected = run_graph(trace(checkpoint, 128), PROMPT)
+    ranks = open_ranks(report.path, 4, num_blocks=2)
+    actual = PipelineInterpreter(ranks, tp=2).step([PROMPT], [0], [[1]], ["all"])
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
+    ids = {read_header(report.path / f"rank{i}.engine")["__metadata__"]["build"] for i in range(4)}
+    assert len(ids) == 1
+    table = CommandLine(monkeypatch, capsys)("inspect", report.path, "--json").json["ops"]
+    assert [op["op"] for op in table] == ["embedding", *[op["op"] for op in table[1:6]] * 2, "lm_head"]
+    assert [op["layer"] for op in table if op["layer"] is not None] == [0, 0, 1, 1]
 
 
 def test_the_same_build_makes_the_same_files(model, sharded, tmp_path):

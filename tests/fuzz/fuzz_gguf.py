@@ -34,7 +34,8 @@ def seeds() -> Iterator[bytes]:
     ]
     every_kind.tensors.append(raw.RawTensor("rope_freqs.weight", (2,), raw.F32_TYPE, b"\0\0\x80?" * 2))
     yield every_kind.pack()
-    for architecture in ("qwen2", "qwen3", "gemma2", "gemma3"):
+    yield raw.tiny_experts().pack()
+    for architecture in ("qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3"):
         other = raw.tiny_llama()
         other.keys = [
             (str(key).replace("llama", architecture), kind, architecture if content == "llama" else content)

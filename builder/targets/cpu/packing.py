@@ -12,9 +12,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from aotllm.builder.checkpoints.base import Integers
 from aotllm.builder.numerics import bf16_bits, stored_values
 from aotllm.builder.targets.cpu import packing_panels as panels
-from aotllm.builder.targets.cpu.packing_blocks import GGUF_TYPES, U8
+from aotllm.builder.targets.cpu.packing_blocks import GGUF_TYPES, U8, Blocks
 from aotllm.builder.targets.cpu.packing_formats import (
     BLOCK,
     BLOCK_FORMATS,
@@ -22,10 +23,20 @@ from aotllm.builder.targets.cpu.packing_formats import (
     PANEL_ROWS,
     panel_bytes,
 )
-from aotllm.builder.targets.cpu.packing_reexpress import REEXPRESSED, reexpress
+from aotllm.builder.targets.cpu.packing_reexpress import GROUP, REEXPRESSED, reexpress
 from aotllm.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["pack_segment", "panel_bytes", "segment_format", "segment_nbytes", "unpack_segment"]
+__all__ = [
+    "column_step",
+    "integer_format",
+    "pack_integers",
+    "pack_segment",
+    "panel_bytes",
+    "segment_format",
+    "segment_nbytes",
+    "stored_columns",
+    "unpack_segment",
+]
 
 _CHUNK: Final = 1 << 20
 """Weights packed at a time: temporaries stay in the cache and far below the size of a tensor"""
@@ -55,6 +66,21 @@ def segment_format(storage: str, dtype: str = "auto") -> str:
         f"Tensors stored as '{storage}' cannot be packed for the cpu target; it takes {known}. "
         "Convert the checkpoint to one of these types."
     )
+
+
+def column_step(storage: str) -> int:
+    """Columns that are stored together: a matrix in `storage` can be cut at multiples of this."""
+    block_type = GGUF_TYPES.get(storage) or REEXPRESSED.get(storage)
+    return 1 if block_type is None else block_type.block
+
+
+def stored_columns(stored: npt.NDArray[Any], storage: str, columns: range) -> npt.NDArray[Any]:
+    """`columns` (ends: multiples of `column_step`) of rows as `Checkpoint.read_stored` returns them; a view."""
+    block_type = GGUF_TYPES.get(storage) or REEXPRESSED.get(storage)
+    if block_type is None:
+        return stored[:, columns.start : columns.stop]
+    blocks = (columns.start // block_type.block, columns.stop // block_type.block)
+    return stored[:, blocks[0] * block_type.type_size : blocks[1] * block_type.type_size]
 
 
 def segment_nbytes(fmt: str, n: int, k: int) -> int:
@@ -89,6 +115,47 @@ def pack_segment(stored: npt.NDArray[Any], storage: str, n: int, k: int, fmt: st
             rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)])
         out[first // PANEL_ROWS : -(-last // PANEL_ROWS)] = _pack_rows(rows, storage, fmt)
     return out.reshape(-1)
+
+
+def integer_format(groups: Integers, storage: str) -> str:
+    """The segment format for an int4 or int8 matrix of a checkpoint, whose scales and zeros are in `groups`.
+
+    `q4_0` holds 4 bits with a zero of 8 and scales that float16 holds (symmetric GPTQ), `q8_f32` everything.
+    """
+    with np.errstate(over="ignore"):
+        narrow = (groups.scales.astype(np.float16) == groups.scales).all()
+    return "q4_0" if storage == "int4" and narrow and (groups.zeros == 8).all() else "q8_f32"
+
+
+def pack_integers(integers: Integers, name: str, fmt: str) -> U8:
+    """Packs rows of an int4 or int8 matrix of a checkpoint without loss, in the format of `integer_format`.
+
+    In `q8_f32` the difference `code - zero` is the code.
+
+    Raises:
+        UnsupportedModel: a group does not consist of whole 16 columns, or a difference does not fit 8 bits with a sign.
+    """
+    rows, k = integers.codes.shape
+    if k % BLOCK or (integers.group % BLOCK and integers.group < k):
+        raise UnsupportedModel(
+            f"Matrix {name} has {k} columns in groups of {integers.group}; target cpu takes multiples of {BLOCK}."
+        )
+    missing = -rows % PANEL_ROWS
+    of_column = np.arange(k) // integers.group
+    if fmt == "q4_0":
+        padded4 = np.pad(integers.codes, ((0, missing), (0, 0)), constant_values=8)
+        scales4 = np.pad(integers.scales[:, of_column[::BLOCK]].astype(np.float16), ((0, missing), (0, 0)))
+        return panels.pack_blocks(Blocks(padded4, scales4[..., None]), BLOCK_FORMATS[fmt]).reshape(-1)
+    codes = integers.codes.astype(np.int16) - integers.zeros.astype(np.int16)[:, of_column]
+    if codes.min(initial=0) < -128 or codes.max(initial=0) > 127:
+        raise UnsupportedModel(
+            f"Matrix {name} has weights of {codes.min()} to {codes.max()} times their scale; target cpu holds -128 to "
+            "127. Use a checkpoint quantized with sym: true, or target cuda."
+        )
+    padded = np.pad(codes.astype(np.int8), ((0, missing), (0, 0)))
+    scales = np.pad(integers.scales[:, of_column[::GROUP]], ((0, missing), (0, 0)))
+    blocks = Blocks(padded.view(np.uint8), np.ascontiguousarray(scales).reshape(len(padded), k // BLOCK, -1))
+    return panels.pack_blocks(blocks, BLOCK_FORMATS[fmt]).reshape(-1)
 
 
 def unpack_segment(packed: U8, fmt: str, n: int, k: int) -> npt.NDArray[np.float32]:

@@ -10,12 +10,14 @@ import onnx_ir as ir
 
 from aotllm.builder.checkpoints.base import FP8_BLOCK
 from aotllm.builder.config import ModelConfig
-from aotllm.builder.passes import ArenaLayout, Partition, kv_layers, operands
+from aotllm.builder.passes import ArenaLayout, Partition, Stage, kv_layers, operands
 from aotllm.builder.passes.arena import round_up
-from aotllm.builder.passes.fused_ops import EMBEDDING, LINEAR_RESIDUAL, LM_HEAD, NORM_QKV_ROPE, NORM_SWIGLU
-from aotllm.builder.targets.cuda.matrix import Matrix, RowMap, interleaved, stacked
+from aotllm.builder.passes.fused_ops import EMBEDDING, LM_HEAD, NORM_MOE, NORM_SWIGLU
+from aotllm.builder.targets.cuda.integers import COLUMNS, INT_FORMATS, SMALL_GROUP, common_group
+from aotllm.builder.targets.cuda.matrix import Matrix, RowMap, interleaved, repeated, stacked
 from aotllm.builder.targets.cuda.plan import LinearRecord, Plan, TacticRecord
 from aotllm.builder.targets.cuda.tactics import tactics_for
+from aotllm.builder.targets.cuts import weight_cuts
 from aotllm.builder.targets.lowering import (
     DenseArray,
     DenseJob,
@@ -27,6 +29,8 @@ from aotllm.builder.targets.lowering import (
     kv_record,
     matrix_shape,
     source_name,
+    stack_sources,
+    stage_record,
     values_of,
 )
 from aotllm.builder.targets.plan import PLAN_VERSION, Op
@@ -35,8 +39,19 @@ from aotllm.errors import UnsupportedModel
 HEAD_DIMS = (64, 96, 128, 256)
 TILE = 32
 """Bytes of a row that the tensor cores take at a time, and what the width of gated values is a multiple of"""
-_MULTIPLES = {"bf16": (16, 16), "fp8": (TILE, TILE), "fp8_block": (TILE, FP8_BLOCK)}
+_MULTIPLES = {
+    "bf16": (16, 16),
+    "fp8": (TILE, TILE),
+    "fp8_block": (TILE, FP8_BLOCK),
+    "int8": (TILE, TILE),
+    "int4": (TILE, TILE),
+}
 """Format → what rows and columns of a matrix must be a multiple of"""
+_EXPERT_FORMATS = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "bf16"}
+"""Format → that of experts: the kernels that gather rows have no scales per block"""
+EXPERTS_SM = 90
+MAX_EXPERTS, MAX_TOP_K = 512, 16
+"""Of a layer, and of a token"""
 
 
 def arena_layout(formats: Iterable[str]) -> ArenaLayout:
@@ -61,6 +76,7 @@ def lower(
     partition: Partition,
     *,
     linear_format: Callable[[str], str],
+    source_group: Callable[[str], int | None],
     layout: ArenaLayout,
     sm: int,
     kv_dtype: str,
@@ -68,6 +84,7 @@ def lower(
     max_seq_len: int,
     max_num_tokens: int,
     max_batch_size: int,
+    stage: Stage | None = None,
 ) -> Lowered:
     """The plan of one rank of `model` for the CUDA target. Reads no weight.
 
@@ -76,6 +93,8 @@ def lower(
         config: of the same checkpoint.
         partition: which rank.
         linear_format: canonical name of a matrix → format of the linear that it becomes part of.
+        source_group: canonical name of a matrix → columns that share a scale where it becomes int4 or int8; None =
+            all of a row, and no zeros.
         layout: from `arena_layout`.
         sm: compute capability, 80 | 89 | 90.
         kv_dtype: bf16 | fp8.
@@ -83,6 +102,7 @@ def lower(
         max_seq_len: longest sequence of the engine, in tokens.
         max_num_tokens: tokens of a step, the same that `run_passes` planned the arena for.
         max_batch_size: sequences of a step.
+        stage: which ops; default: all.
 
     Raises:
         UnsupportedModel: the kernels do not take a size of the model.
@@ -96,8 +116,10 @@ def lower(
                 f"{', '.join(map(str, HEAD_DIMS))}."
             )
         check_heads(layer, config, "cuda")
-    lowering = _CudaLowering(model, partition, linear_format, layout)
-    ops = [lowering.op(node) for node in model.graph]
+    if sm != EXPERTS_SM and any(node.op_type == NORM_MOE for node in model.graph):
+        raise UnsupportedModel(f"Mixtures of experts need SM {EXPERTS_SM} on target cuda, the engine is for SM {sm}.")
+    lowering = _CudaLowering(model, partition, linear_format, source_group, layout)
+    ops = [lowering.op(node) for node in (stage.nodes if stage is not None else model.graph)]
     plan: Plan = {
         "version": PLAN_VERSION,
         "target": "cuda",
@@ -116,15 +138,17 @@ def lower(
         "tactics": _tactics(lowering.linears, ops, sm, max_num_tokens),
         "ops": ops,
     }
+    if stage is not None and stage.size > 1:
+        plan["pp"] = stage_record(stage)
     return Lowered(plan, lowering.matrices, tuple(lowering.dense_jobs.values()))
 
 
 def _tactics(
     linears: Mapping[str, LinearRecord], ops: Sequence[Op], sm: int, max_num_tokens: int
 ) -> dict[str, list[TacticRecord]]:
-    """Kernels of the linears that are multiplied by; an embedding's rows are only looked up."""
+    """Kernels of the linears that are multiplied by; an embedding's rows are only looked up, experts have their own."""
     multiplied = {op["linear"] for op in ops if "linear" in op and op["op"] != EMBEDDING}
-    multiplied |= {op["gate_up"] for op in ops if "gate_up" in op}
+    multiplied |= {op["gate_up"] for op in ops if op["op"] == NORM_SWIGLU}
     return {
         name: tactics_for(sm, record["format"], record["n"], record["k"], max_num_tokens)
         for name, record in linears.items()
@@ -138,28 +162,29 @@ class _CudaLowering(Lowering):
     target = "cuda"
 
     def __init__(
-        self, model: ir.Model, partition: Partition, linear_format: Callable[[str], str], layout: ArenaLayout
+        self,
+        model: ir.Model,
+        partition: Partition,
+        linear_format: Callable[[str], str],
+        source_group: Callable[[str], int | None],
+        layout: ArenaLayout,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, partition)
         self._multiple = layout.gated_multiple
-        self._partition = partition
         self._linear_format = linear_format
-        self._rows: dict[ir.Value, range] = {}
-        self._columns: dict[ir.Value, range] = {}
-        self._gated: set[ir.Value] = set()  # weights that read what `norm_swiglu` makes
+        self._source_group = source_group
         self._vocabulary = partition.vocabulary(self._vocabulary_multiple())
         """Tokens of the rank, those that do not exist included"""
+        self._cuts = weight_cuts(model, partition, self._vocabulary)
         self.linears: dict[str, LinearRecord] = {}
         self.matrices: dict[str, Matrix] = {}
-        for node in model.graph:
-            self._cut(node, operands(model, node))
 
     def linear(self, *weights: ir.Value, name: str | None = None) -> str:
         """See `Lowering`. Columns beyond those of the weight are zeros, as wide as the buffer that they meet."""
         name = name or engine_name(source_name(weights[0]))
         if name not in self.linears:
             counts = [matrix_shape(weight)[0] for weight in weights]
-            rows = stacked([self._rows_of(weight) for weight in weights], counts)
+            rows = stacked([self.rows_of(weight) for weight in weights], counts)
             self._add(name, weights, rows)
         return name
 
@@ -167,25 +192,47 @@ class _CudaLowering(Lowering):
         """One linear, the rows of gate and up in turns of 8."""
         gate, up = inputs["gate_weight"], inputs["up_weight"]
         name = engine_name(source_name(gate)).removesuffix("gate") + "gate_up"
-        taken, width = self._rows_of(gate), round_up(len(self._rows_of(gate)), self._multiple)
+        taken, width = self.rows_of(gate), round_up(len(self.rows_of(gate)), self._multiple)
         rows = interleaved(taken, matrix_shape(gate)[0], width)
         self._add(name, (gate, up), rows, is_interleaved=True)
         biases = [inputs.get("gate_bias"), inputs.get("up_bias")]
         bias = self._rows_of_vectors(f"{name}.bias", (gate, up), biases, rows) if any(biases) else None
         return {"gate_up": name, "gate_up_bias": bias}
 
-    def _embedding(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
-        record = super()._embedding(node, inputs)
-        if self._partition.size > 1:
-            record["vocab_begin"] = self._rows_of(inputs["weight"]).start
-        return record
+    def experts(self, inputs: Mapping[str, ir.Value]) -> Op:
+        """Two linears of all experts: `gate_up`, in each the rows of gate and up in turns of 8, and `down`."""
+        gate, up, down = (stack_sources(inputs[f"{part}_weight"]) for part in ("gate", "up", "down"))
+        shape = inputs["gate_weight"].shape
+        assert shape is not None
+        experts, neurons, hidden = shape.numpy()
+        if experts > MAX_EXPERTS:
+            raise UnsupportedModel(
+                f"Target cuda takes up to {MAX_EXPERTS} experts in a layer, the model has {experts}."
+            )
+        taken = self._partition.expert_neurons
+        width = round_up(len(taken), self._multiple)
+        stem = engine_name(str(inputs["gate_weight"].name)).removesuffix("gate")
+        pairs = tuple(source for both in zip(gate, up, strict=True) for source in both)
+        rows = repeated(interleaved(taken, neurons, width), experts, 2 * neurons)
+        both = Matrix(pairs, (neurons,) * len(pairs), rows, range(hidden), hidden, is_interleaved=True)
+        self._enter(f"{stem}gate_up", both, hidden, _EXPERT_FORMATS)
+        whole = repeated(np.arange(hidden), experts, hidden)
+        self._enter(f"{stem}down", Matrix(down, (hidden,) * experts, whole, taken, width), neurons, _EXPERT_FORMATS)
+        if self.linears[f"{stem}gate_up"]["format"] != self.linears[f"{stem}down"]["format"]:
+            raise UnsupportedModel(f"Matrices {stem}* are in several formats; target cuda needs one for all of them.")
+        return {"gate_up": f"{stem}gate_up", "down": f"{stem}down"}
 
-    def _linear_residual(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
-        return {**super()._linear_residual(node, inputs), "all_reduce": True if self._partition.size > 1 else None}
+    def _norm_moe(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
+        record = super()._norm_moe(node, inputs)
+        if record["top_k"] > MAX_TOP_K:
+            raise UnsupportedModel(
+                f"Target cuda takes up to {MAX_TOP_K} experts for a token, the model wants {record['top_k']}."
+            )
+        return {**record, "all_reduce": True if self._partition.size > 1 else None}
 
     def _lm_head(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
         record = super()._lm_head(node, {name: value for name, value in inputs.items() if name != "bias"})
-        bias, taken, size = inputs.get("bias"), self._rows_of(inputs["weight"]), record["vocab_size"]
+        bias, taken, size = inputs.get("bias"), self.rows_of(inputs["weight"]), record["vocab_size"]
         record["vocab_size"] = self.vocab_size
         if bias is None and size == self.vocab_size:
             return record
@@ -209,42 +256,58 @@ class _CudaLowering(Lowering):
         fmt = self._linear_format(source_name(operands(self._model, head)["weight"]))
         return FP8_BLOCK if fmt == "fp8_block" else _MULTIPLES[fmt][0]
 
-    def _cut(self, node: ir.Node, inputs: dict[str, ir.Value]) -> None:
-        """Notes what the rank holds of the weights of an op."""
-        part = self._partition
-        if node.op_type == NORM_QKV_ROPE:
-            head_dim = self._layers[node.attributes["layer"].as_int()].head_dim
-            for letter, heads in (("q", part.heads), ("k", part.kv_heads), ("v", part.kv_heads)):
-                self._rows[inputs[f"{letter}_weight"]] = range(heads.start * head_dim, heads.stop * head_dim)
-        elif node.op_type == NORM_SWIGLU:
-            self._rows[inputs["gate_weight"]] = self._rows[inputs["up_weight"]] = part.neurons
-        elif node.op_type == LINEAR_RESIDUAL:
-            producer = inputs["x"].producer()
-            assert producer is not None
-            if producer.op_type == NORM_SWIGLU:
-                self._columns[inputs["weight"]] = part.neurons
-                self._gated.add(inputs["weight"])
-            else:
-                head_dim = self._layers[producer.attributes["layer"].as_int()].head_dim
-                self._columns[inputs["weight"]] = range(part.heads.start * head_dim, part.heads.stop * head_dim)
-        elif node.op_type in (EMBEDDING, LM_HEAD):
-            self._rows[inputs["weight"]] = self._vocabulary
-
-    def _rows_of(self, weight: ir.Value) -> range:
-        return self._rows.get(weight, range(matrix_shape(weight)[0]))
+    def rows_of(self, weight: ir.Value) -> range:
+        """See `Lowering`."""
+        return self._cuts.rows.get(weight, range(matrix_shape(weight)[0]))
 
     def _add(self, name: str, weights: Sequence[ir.Value], rows: RowMap, is_interleaved: bool = False) -> None:
         """Enters the linear `name` of the given rows of `weights`."""
-        columns = self._columns.get(weights[0], range(matrix_shape(weights[0])[1]))
-        k = round_up(len(columns), self._multiple) if weights[0] in self._gated else len(columns)
+        columns = self._cuts.columns.get(weights[0], range(matrix_shape(weights[0])[1]))
+        k = round_up(len(columns), self._multiple) if weights[0] in self._cuts.gated else len(columns)
         sources = tuple(source_name(weight) for weight in weights)
-        fmt = self._common_format(name, sources)
-        matrix = Matrix(sources, tuple(matrix_shape(w)[0] for w in weights), rows, columns, k, is_interleaved)
+        counts = tuple(matrix_shape(weight)[0] for weight in weights)
+        self._enter(name, Matrix(sources, counts, rows, columns, k, is_interleaved), matrix_shape(weights[0])[1])
+
+    def _enter(self, name: str, matrix: Matrix, source_k: int, formats: Mapping[str, str] | None = None) -> None:
+        """Enters the linear `name`.
+
+        Args:
+            name: of the linear.
+            matrix: its rows and columns.
+            source_k: columns of its sources.
+            formats: format of the sources → that of the linear, where it is another one.
+        """
+        fmt = self._common_format(name, matrix.sources)
+        if formats is not None:
+            if fmt not in formats:
+                raise UnsupportedModel(
+                    f"Matrix {name} is in {fmt}; experts of target cuda are in {', '.join(formats)}: build it with "
+                    "--fp8, or from a checkpoint that is not quantized."
+                )
+            fmt = formats[fmt]
         _check_matrix(name, matrix, fmt)
         self.matrices[name] = matrix
-        self.linears[name] = {"n": len(rows), "k": k, "format": fmt, "tensor": name}
+        self.linears[name] = {"n": matrix.n, "k": matrix.k, "format": fmt, "tensor": name}
         if fmt != "bf16":
             self.linears[name]["scales"] = f"{name}.scales"
+        group = self._group(name, matrix.sources, matrix, source_k) if fmt in INT_FORMATS else None
+        if group is not None:
+            self.linears[name].update({"zeros": f"{name}.zeros", "group": group})
+
+    def _group(self, name: str, sources: Sequence[str], matrix: Matrix, k: int) -> int | None:
+        """Columns of the engine that share scale and zero; None = all of a row."""
+        groups = {self._source_group(source) for source in sources}
+        if groups == {None}:
+            return None
+        allowed = (COLUMNS, SMALL_GROUP) if self.linears[name]["format"] == "int4" else (SMALL_GROUP,)
+        found = [common_group(group or k, k, matrix.columns, allowed) for group in groups]
+        if None in found:
+            raise UnsupportedModel(
+                f"Matrix {name}: the columns {matrix.columns.start} to {matrix.columns.stop} of a rank begin inside a "
+                f"group of {min(group or k for group in groups)}; target cuda takes groups of whole multiples of "
+                f"{SMALL_GROUP} columns. Use fewer ranks."
+            )
+        return min(group for group in found if group is not None)
 
     def _common_format(self, name: str, sources: Sequence[str]) -> str:
         formats = [self._linear_format(source) for source in sources]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,20 @@ class Matrix:
         sources = np.searchsorted(firsts, self.rows, side="right") - 1
         return sources, self.rows - firsts[sources]
 
+    def runs(self, rows: RowMap) -> Iterator[tuple[str, npt.NDArray[np.intp], range]]:
+        """Per source that `rows` (a piece of `self.rows`) need: its name, the places of its rows among them, and which
+        rows those are.
+
+        Within a piece the rows of one source are consecutive, whatever lies between them.
+        """
+        first = 0
+        for source, count in zip(self.sources, self.row_counts, strict=True):
+            places = np.flatnonzero((rows >= first) & (rows < first + count))
+            if len(places):
+                begin = int(rows[places[0]]) - first
+                yield source, places, range(begin, begin + len(places))
+            first += count
+
     def scale_blocks(self) -> npt.NDArray[np.int64] | None:
         """Where the scales of `fp8_block` come from: `[blocks of rows, 2]` of source, block of rows in it.
 
@@ -80,6 +94,12 @@ def interleaved(taken: range, row_count: int, width: int) -> RowMap:
     gate[: len(taken)] = taken
     up = np.where(gate < 0, -1, gate + row_count)
     return np.stack([half.reshape(-1, INTERLEAVED_ROWS) for half in (gate, up)], axis=1).reshape(-1)
+
+
+def repeated(rows: RowMap, count: int, stride: int) -> RowMap:
+    """`rows` `count` times, each time `stride` rows of the sources further; rows of zeros stay such."""
+    firsts = stride * np.arange(count, dtype=np.int64)[:, None]
+    return np.where(rows < 0, -1, rows + firsts).reshape(-1)
 
 
 def _firsts(row_counts: Sequence[int]) -> list[int]:

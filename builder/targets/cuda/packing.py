@@ -10,15 +10,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aotllm.builder.checkpoints.base import FP8_BLOCK, FP8_STORAGE, Checkpoint
+from aotllm.builder.checkpoints.base import FP8_BLOCK, FP8_STORAGE, INT_STORAGE, Checkpoint
 from aotllm.builder.numerics import F32, U8, bf16_bits, dequantize_fp8, e4m3_codes, e4m3_row_scales, stored_values
+from aotllm.builder.targets.cuda.integers import INT_FORMATS
 from aotllm.builder.targets.cuda.matrix import Matrix
+from aotllm.builder.targets.cuda.packing_integers import integer_jobs
 from aotllm.builder.targets.program import TensorJob
 from aotllm.engines.rank_file import TensorSpec
 from aotllm.errors import CheckpointError
 
-FORMATS: Final = {"bf16": 2, "fp8": 1, "fp8_block": 1}
-"""Bytes of a weight"""
+BITS: Final = {"bf16": 16, "fp8": 8, "fp8_block": 8, "int8": 8, "int4": 4}
+"""Of a weight, by format"""
 
 _PART_WEIGHTS: Final = 1 << 23
 """Weights of a piece: the unit that threads share out"""
@@ -26,13 +28,17 @@ _CHUNK_WEIGHTS: Final = 1 << 17
 """Weights converted at a time: temporaries stay in a core's cache"""
 
 
-def pack_jobs(checkpoint: Checkpoint, tensor: str, matrix: Matrix, fmt: str) -> tuple[TensorJob, ...]:
-    """The jobs that make `matrix` in format `fmt`: tensor `tensor`, and `{tensor}.scales` where the format has scales.
+def pack_jobs(
+    checkpoint: Checkpoint, tensor: str, matrix: Matrix, fmt: str, group: int | None = None
+) -> tuple[TensorJob, ...]:
+    """The jobs that make `matrix` in format `fmt`: `tensor`, and `{tensor}.scales`, `{tensor}.zeros` where it has some.
 
     Raises (when a part runs):
         CheckpointError: a weight that shall be quantized is not finite.
     """
-    spec = TensorSpec("U8", (matrix.n * matrix.k * FORMATS[fmt],))
+    if fmt in INT_FORMATS:
+        return integer_jobs(checkpoint, tensor, matrix, fmt, group, _PART_WEIGHTS)
+    spec = TensorSpec("U8", (matrix.n * matrix.k * BITS[fmt] // 8,))
     step = max(1, _PART_WEIGHTS // matrix.k)
     pieces = [slice(first, min(first + step, matrix.n)) for first in range(0, matrix.n, step)]
     if fmt == "bf16":
@@ -51,7 +57,11 @@ def _pack_bf16(checkpoint: Checkpoint, matrix: Matrix, piece: slice) -> U8:
     """uint8 `[rows · k · 2]`; a view of the checkpoint where that holds these very bytes."""
     rows = matrix.rows[piece]
     out = np.zeros((len(rows), matrix.k), np.uint16)
-    for source, places, taken in _runs(matrix, rows):
+    for source, places, taken in matrix.runs(rows):
+        if checkpoint.tensors()[source].storage in INT_STORAGE:
+            values = checkpoint.integers(source, taken).values()
+            out[places, : len(matrix.columns)] = bf16_bits(_columns(values, matrix))
+            continue
         storage, stored = _stored_rows(checkpoint, source, taken)
         if storage == "bf16" and len(taken) == len(rows) and matrix.k == stored.shape[1] == len(matrix.columns):
             view = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
@@ -73,7 +83,7 @@ def _pack_fp8(checkpoint: Checkpoint, matrix: Matrix, piece: slice, scales: F32)
     """Codes, uint8 `[rows · k]`; writes `scales` `[rows]`."""
     rows = matrix.rows[piece]
     out = np.zeros((len(rows), matrix.k), np.uint8)
-    for source, places, taken in _runs(matrix, rows):
+    for source, places, taken in matrix.runs(rows):
         storage, stored = _stored_rows(checkpoint, source, taken)
         if storage == "fp8":
             out[places, : len(matrix.columns)] = _columns(stored, matrix)
@@ -96,7 +106,7 @@ def _pack_codes(checkpoint: Checkpoint, matrix: Matrix, piece: slice) -> U8:
     """Codes of a checkpoint as they are, uint8 `[rows · k]`."""
     rows = matrix.rows[piece]
     out = np.zeros((len(rows), matrix.k), np.uint8)
-    for source, places, taken in _runs(matrix, rows):
+    for source, places, taken in matrix.runs(rows):
         out[places, : len(matrix.columns)] = _columns(_stored_rows(checkpoint, source, taken)[1], matrix)
     return out.reshape(-1)
 
@@ -112,20 +122,6 @@ def _block_scales(checkpoint: Checkpoint, matrix: Matrix) -> F32:
         mine = origins[:, 0] == i
         out[mine, :width] = checkpoint.scales(source)[origins[mine, 1], first : first + width]
     return out
-
-
-def _runs(matrix: Matrix, rows: npt.NDArray[np.int64]) -> Iterator[tuple[str, npt.NDArray[np.intp], range]]:
-    """Per source that `rows` need: its name, the places of its rows among `rows`, and which rows those are.
-
-    Within a piece the rows of one source are consecutive, whatever lies between them.
-    """
-    first = 0
-    for source, count in zip(matrix.sources, matrix.row_counts, strict=True):
-        places = np.flatnonzero((rows >= first) & (rows < first + count))
-        if len(places):
-            begin = int(rows[places[0]]) - first
-            yield source, places, range(begin, begin + len(places))
-        first += count
 
 
 def _stored_rows(checkpoint: Checkpoint, source: str, taken: range) -> tuple[str, npt.NDArray[Any]]:

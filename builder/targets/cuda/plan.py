@@ -7,13 +7,6 @@ from typing import TypedDict
 from aotllm.builder.targets.plan import StepPlan
 
 
-class TensorParallelRecord(TypedDict):
-    """Which of how many ranks a plan is for."""
-
-    size: int
-    rank: int
-
-
 class _MatrixRecord(TypedDict):
     n: int
     k: int
@@ -22,9 +15,14 @@ class _MatrixRecord(TypedDict):
 
 
 class LinearRecord(_MatrixRecord, total=False):
-    """A matrix `[n, k]` in one format: the tensor of its codes, and that of its scales where the format has them."""
+    """A matrix `[n, k]` in one format: the tensor of its codes, and those of its scales and zeros where it has some.
+
+    `group` is how many columns share them, in int8 and int4.
+    """
 
     scales: str
+    zeros: str
+    group: int
 
 
 class TacticRecord(TypedDict):
@@ -38,6 +36,5 @@ class Plan(StepPlan):
     """The whole program of a step of one rank."""
 
     sm: int
-    tp: TensorParallelRecord
     linears: dict[str, LinearRecord]
     tactics: dict[str, list[TacticRecord]]

@@ -2,7 +2,8 @@
 
 Records without a shape are defaults by rule; `aotllm tune` measures and adds records of its own with one, which win.
 Kernels: `skinny.R` streams the weights once for up to R rows, `tile.I` is warp-specialised with tile shape I, and
-`cublaslt` is NVIDIA's library.
+`cublaslt` is NVIDIA's library. Of int8 and int4, `int.R` streams the weights, and `dequant.…` makes them bf16 for the
+kernel that it names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class Tactic:
 
 
 _SKINNY = ((8, "skinny.8"), (16, "skinny.16"), (32, "skinny.32"), (64, "skinny.64"))
-"""For few rows the weights are streamed once, whatever the shape"""
+"""For few rows the weights are streamed once, unless something else was measured to be faster"""
+
+_INTEGERS = tuple((rows, f"int.{rows}") for rows, _ in _SKINNY)
+"""The same for int8 and int4; for more rows they are made bf16 first"""
 
 _RULES: dict[str, tuple[tuple[int | None, str], ...]] = {
     "bf16": ((128, "tile.7"), (256, "tile.6"), (768, "tile.2"), (None, "tile.0")),
@@ -44,21 +48,48 @@ _MEASURED: dict[tuple[str, int, int], tuple[tuple[int | None, str], ...]] = {
     ("bf16", 28672, 4096): ((512, "tile.3"), (None, "cublaslt")),
     ("bf16", 4096, 14336): ((128, "tile.8"), (256, "tile.6"), (None, "cublaslt")),
     ("bf16", 128256, 4096): ((128, "tile.3"), (None, "cublaslt.1")),
-    ("fp8", 6144, 4096): ((128, "tile.7"), (256, "tile.2"), (1024, "tile.1"), (None, "tile.0")),
-    ("fp8", 4096, 4096): ((128, "tile.8"), (256, "tile.6"), (512, "tile.2"), (None, "tile.0")),
-    ("fp8", 28672, 4096): ((128, "tile.3"), (512, "tile.4"), (None, "tile.0")),
-    ("fp8", 4096, 14336): ((128, "tile.8"), (256, "tile.6"), (512, "tile.2"), (None, "cublaslt")),
+    ("fp8", 6144, 4096): ((128, "tile.7"), (256, "tile.2"), (1024, "tile.1"), (None, "cublaslt")),
+    ("fp8", 4096, 4096): (
+        (64, "tile.8"),
+        (128, "tile.8"),
+        (256, "tile.6"),
+        (512, "tile.2"),
+        (1024, "tile.0"),
+        (None, "cublaslt"),
+    ),
+    ("fp8", 28672, 4096): (
+        (64, "tile.3"),
+        (128, "tile.3"),
+        (512, "tile.4"),
+        (1024, "tile.0"),
+        (2048, "cublaslt"),
+        (None, "tile.0"),
+    ),
+    ("fp8", 4096, 14336): ((64, "tile.8"), (128, "tile.8"), (256, "tile.6"), (512, "tile.2"), (None, "cublaslt")),
     ("fp8", 128256, 4096): ((128, "tile.3"), (256, "cublaslt"), (None, "tile.0")),
 }
 """The fastest on an H200 for the matrices of 8B Llama models (docs/benchmarks.md)"""
+
+
+def _from_one_row(records: Sequence[tuple[int | None, str]]) -> tuple[tuple[int | None, str], ...]:
+    """The records, and streaming of the weights for fewer rows than they begin with."""
+    first = records[0][0]
+    return (*(few for few in _SKINNY if first is None or few[0] < first), *records)
+
 
 TACTICS: tuple[Tactic, ...] = (
     *(
         Tactic(90, fmt, rows, kernel, n, k)
         for (fmt, n, k), records in _MEASURED.items()
-        for rows, kernel in (*_SKINNY, *records)
+        for rows, kernel in _from_one_row(records)
     ),
     *(Tactic(90, fmt, rows, kernel) for fmt, records in _RULES.items() for rows, kernel in (*_SKINNY, *records)),
+    *(
+        Tactic(90, fmt, rows, kernel)
+        for fmt in ("int8", "int4")
+        for rows, kernel in (*_INTEGERS, *((rows, f"dequant.{kernel}") for rows, kernel in _RULES["bf16"]))
+    ),
+    *(Tactic(sm, fmt, None, "dequant.cublaslt") for sm in (80, 89) for fmt in ("int8", "int4")),
     Tactic(89, "bf16", None, "cublaslt"),
     Tactic(89, "fp8", None, "cublaslt"),
     Tactic(80, "bf16", None, "cublaslt"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
-from aotllm.builder.checkpoints.base import FP8_BLOCK_STORAGE, FP8_STORAGE, Checkpoint
+from aotllm.builder.checkpoints.base import FP8_BLOCK_STORAGE, FP8_STORAGE, INT_STORAGE, Checkpoint
 from aotllm.builder.checkpoints.expected import EMBEDDING, LM_HEAD
 from aotllm.builder.models import trace
+from aotllm.builder.numerics import INT4_GROUP
 from aotllm.builder.options import FP8_SM, BuildOptions
-from aotllm.builder.passes import Partition, run_passes
+from aotllm.builder.passes import Partition, cut_stages, run_passes
 from aotllm.builder.targets.cuda.lowering import arena_layout, lower
-from aotllm.builder.targets.cuda.packing import pack_jobs
+from aotllm.builder.targets.cuda.packing import BITS, pack_jobs
+from aotllm.builder.targets.lowering import weight_bytes
 from aotllm.builder.targets.program import CompiledModel, RankProgram, ready
 
 BLOCK_GATE_UP_FORMAT = "bf16"
@@ -33,13 +36,20 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
     linear_format = _linear_format(checkpoint, options)
     layout = arena_layout({linear_format(name) for name, info in checkpoint.tensors().items() if len(info.shape) > 1})
     run_passes(graph, config, max_num_tokens=limits.max_num_tokens, layout=layout, tp=options.tp)
+
+    def nbytes(source: str, n: int, k: int) -> int:
+        return n * k * BITS[linear_format(source)] // 8
+
     ranks = []
-    for rank in range(options.tp):
+    stages = cut_stages(graph, options.pp, lambda weight: weight_bytes(weight, nbytes))
+    for stage, rank in itertools.product(stages, range(options.tp)):
         lowered = lower(
             graph,
             config,
             Partition(config, options.tp, rank),
+            stage=stage,
             linear_format=linear_format,
+            source_group=_source_group(checkpoint, options),
             layout=layout,
             sm=options.cuda_sm(),
             kv_dtype="bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
@@ -51,7 +61,8 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
         packed = [
             job
             for name, matrix in lowered.matrices.items()
-            for job in pack_jobs(checkpoint, name, matrix, lowered.plan["linears"][name]["format"])
+            for record in (lowered.plan["linears"][name],)
+            for job in pack_jobs(checkpoint, name, matrix, record["format"], record.get("group"))
         ]
         ranks.append(RankProgram(lowered.plan, (*packed, *(ready(j.tensor, j.compute()) for j in lowered.dense_jobs))))
     return CompiledModel(graph, tuple(ranks), (_REQUIRES[options.cuda_sm()],))
@@ -60,14 +71,16 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
 def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[str], str]:
     """Canonical name of a matrix → format.
 
-    FP8 matrices of the checkpoint stay as they are where the device can multiply them. Embeddings are looked up, not
-    multiplied by; the head stays bf16 unless asked for, as it decides which token wins.
+    FP8 matrices and integers of the checkpoint stay as they are where the device can multiply them. Embeddings are
+    looked up, not multiplied by; the head stays bf16 unless asked for, as it decides which token wins.
     """
     kept = {EMBEDDING} if options.quantize_lm_head else {EMBEDDING, LM_HEAD}
     tensors = checkpoint.tensors()
 
     def linear_format(name: str) -> str:
         storage = tensors[name].storage
+        if storage in INT_STORAGE:
+            return "bf16" if name == EMBEDDING else storage
         if storage in FP8_STORAGE:
             if name == EMBEDDING or options.cuda_sm() < FP8_SM:
                 return "bf16"
@@ -75,3 +88,15 @@ def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[s
         return "bf16" if options.quantize is None or name in kept else options.quantize
 
     return linear_format
+
+
+def _source_group(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[str], int | None]:
+    """Canonical name of a matrix → columns that share a scale, as integers; None = all of a row."""
+    tensors = checkpoint.tensors()
+
+    def source_group(name: str) -> int | None:
+        if tensors[name].storage in INT_STORAGE:
+            return checkpoint.integers(name, range(0), with_codes=False).group
+        return INT4_GROUP if options.quantize == "int4" else None
+
+    return source_group

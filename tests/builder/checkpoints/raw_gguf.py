@@ -111,5 +111,21 @@ def tiny_llama() -> RawGguf:
     return RawGguf(keys, tensors)
 
 
+def tiny_experts() -> RawGguf:
+    """The same with two experts in its layer, of which a token takes one."""
+    random, file = np.random.default_rng(8), tiny_llama()
+    file.keys += [("llama.expert_count", U32, 2), ("llama.expert_used_count", U32, 1)]
+    file.tensors = [tensor for tensor in file.tensors if "ffn_" not in str(tensor.name) or "norm" in str(tensor.name)]
+    for name, dims in (
+        ("ffn_gate_inp", (8, 2)),
+        ("ffn_gate_exps", (8, 12, 2)),
+        ("ffn_up_exps", (8, 12, 2)),
+        ("ffn_down_exps", (12, 8, 2)),
+    ):
+        data = random.standard_normal(dims[::-1]).astype("<f4").tobytes()
+        file.tensors.append(RawTensor(f"blk.0.{name}.weight", dims, F32_TYPE, data))
+    return file
+
+
 F32_TYPE, Q4_0_TYPE, Q8_1_TYPE = 0, 2, 9
 """Tensor types, which are numbered apart from value types."""

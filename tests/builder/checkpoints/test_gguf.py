@@ -19,7 +19,15 @@ from aotllm.builder.config import RopeConfig
 from aotllm.errors import UnsupportedModel
 from tests.builder.checkpoints import raw_gguf as raw
 from tests.builder.checkpoints.raw_gguf import RawGguf, tiny_llama
-from tests.builder.checkpoints.tiny_models import MODELS, gguf_tensors, interleave_rows, make_model, state, write_gguf
+from tests.builder.checkpoints.tiny_models import (
+    MODELS,
+    add_metadata,
+    gguf_tensors,
+    interleave_rows,
+    make_model,
+    state,
+    write_gguf,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +57,50 @@ def test_reads_what_the_hugging_face_folder_says(name: str, tmp_path: Path) -> N
         expected = replace(expected, rms_norm_weight_offset=0.0)
     if expected.architecture == "mistral":  # converters write it as llama, without its window
         expected = replace(expected, architecture="llama", layer_windows=())
+    if expected.architecture == "mixtral":
+        expected = replace(expected, layer_windows=())
     if expected.architecture == "qwen2":
         expected = replace(expected, layer_windows=())
     assert replace(ours.config, name="") == expected
+
+
+@pytest.mark.parametrize("type_", [Type.F16, Type.Q4_0, Type.Q8_0], ids=lambda type_: type_.name)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_block_types_of_experts(name: str, type_: Type, tmp_path: Path) -> None:
+    """The blocks of an expert are those that it would have alone."""
+    model = make_model(name)
+    write_gguf(tmp_path / "model.gguf", model, matrix_type=type_)
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
+        experts = {tensor: weight for tensor, weight in state(model).items() if ".experts." in tensor}
+        assert len(experts) >= 2 * 3 * 5
+        for tensor, weight in experts.items():
+            quantized = gguf.quants.quantize(weight, type_)
+            info, ours = checkpoint.tensors()[tensor], checkpoint.read_stored(tensor)
+            assert (info.shape, info.nbytes, ours.tobytes()) == (weight.shape, quantized.nbytes, quantized.tobytes())
+            np.testing.assert_array_equal(checkpoint.read(tensor), gguf.quants.dequantize(quantized, type_))
+
+
+def test_experts_each_in_a_tensor(tmp_path: Path) -> None:
+    """Mixtral files from before experts were stacked."""
+    model = make_model("mixtral")
+    apart = {}
+    for name, weight in gguf_tensors(model).items():
+        stem, _, part = name.removesuffix("_exps.weight").rpartition(".")
+        if name.endswith("_exps.weight"):
+            apart |= {f"{stem}.{part}.{expert}.weight": matrix for expert, matrix in enumerate(weight)}
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    add_metadata(writer, model)
+    for name, weight in {**gguf_tensors(model), **apart}.items():
+        if not name.endswith("_exps.weight"):
+            writer.add_tensor(name, np.ascontiguousarray(weight))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
+        assert checkpoint.config.architecture == "mixtral"
+        for tensor, weight in state(model).items():
+            np.testing.assert_array_equal(checkpoint.read(tensor), weight)
 
 
 def test_rows_go_back_to_rotate_half_order() -> None:

@@ -32,11 +32,34 @@ def edited(change: Callable[[RawGguf], Any]) -> RawGguf:
     return file
 
 
-def set_key(name: str, kind: int, content: Any) -> RawGguf:
+def set_key(name: str, kind: int, content: Any, architecture: str = "llama") -> RawGguf:
     def change(file: RawGguf) -> None:
+        file.keys = [
+            (str(key).replace("llama.", f"{architecture}."), k, architecture if v == "llama" else v)
+            for key, k, v in file.keys
+        ]
         file.keys = [key for key in file.keys if key[0] != name] + [(name, kind, content)]
 
     return edited(change)
+
+
+def experts(count: int = 8, used: int = 2, **others: float) -> RawGguf:
+    """The dense llama, whose keys speak of experts, and which has no MLP."""
+
+    def change(file: RawGguf) -> None:
+        values = {"count": count, "used_count": used, **others}
+        kinds = {int: raw.U32, float: raw.F32}
+        file.keys += [(f"llama.expert_{name}", kinds[type(value)], value) for name, value in values.items()]
+        file.tensors = [tensor for tensor in file.tensors if ".ffn_" not in str(tensor.name) or "norm" in tensor.name]
+
+    return edited(change)
+
+
+def reshaped_experts(name: str, dims: tuple[int, ...]) -> RawGguf:
+    file = raw.tiny_experts()
+    tensor = next(tensor for tensor in file.tensors if name in str(tensor.name))
+    tensor.dims, tensor.data = dims, bytes(4 * int(np.prod(dims)))
+    return file
 
 
 def drop_key(name: str) -> RawGguf:
@@ -56,7 +79,7 @@ BAD_MODELS: dict[str, tuple[RawGguf, type[Exception], str]] = {
     "other architecture": (
         set_key("general.architecture", raw.STRING, "mamba9"),
         UnsupportedModel,
-        "'mamba9' is not implemented; known are llama, qwen2, qwen3, gemma2, gemma3",
+        "'mamba9' is not implemented; known are llama, qwen2, qwen3, qwen3moe, gemma2, gemma3",
     ),
     "vocabulary only": (edited(lambda f: f.tensors.clear()), CheckpointError, "it holds a vocabulary only, no weights"),
     "no embeddings": (drop_tensor("token_embd.weight"), CheckpointError, "'token_embd.weight' is missing$"),
@@ -88,7 +111,43 @@ BAD_MODELS: dict[str, tuple[RawGguf, type[Exception], str]] = {
         UnsupportedModel,
         "key_length 8 and value_length 4 differ",
     ),
-    "experts": (set_key("llama.expert_count", raw.U32, 8), UnsupportedModel, "mixture-of-experts"),
+    "experts without tensors": (
+        experts(),
+        CheckpointError,
+        r"'blk.0.ffn_gate_inp.weight' and 24 more is missing; mixtral with 1 layers",
+    ),
+    "more experts taken than there are": (experts(used=9), CheckpointError, "a token takes 9 of 8 experts"),
+    "experts beyond reason": (experts(count=2**20), CheckpointError, "1048576 experts; expected 0"),
+    "experts that nobody takes": (experts(used=0), CheckpointError, "expert_used_count' is 0"),
+    "a shared expert": (experts(shared_count=1), UnsupportedModel, "or shared ones, are not implemented"),
+    "another gating function": (experts(gating_func=2), UnsupportedModel, "expert_gating_func"),
+    "an expert too few": (
+        reshaped_experts("ffn_up_exps", (8, 12, 1)),
+        CheckpointError,
+        "'blk.0.ffn_up_exps.weight' is missing; mixtral with 1 layers",
+    ),
+    "an expert too many": (
+        reshaped_experts("ffn_up_exps", (8, 12, 3)),
+        UserWarning,
+        r"1 tensors that mixtral does not use .*'model.layers.0.mlp.experts.2.up_proj.weight'",
+    ),
+    "experts of another shape": (
+        reshaped_experts("ffn_down_exps", (8, 12, 2)),
+        CheckpointError,
+        r"'blk.0.ffn_down_exps.weight' has shape \[12, 8\]; its config asks for \[8, 12\]",
+    ),
+    "experts in two dimensions": (
+        reshaped_experts("ffn_down_exps", (12, 16)),
+        CheckpointError,
+        "'blk.0.ffn_down_exps.weight' and 1 more is missing",
+    ),
+    "scaled experts": (experts(weights_scale=2.5), UnsupportedModel, "expert_weights_scale is not implemented"),
+    "groups of experts": (experts(group_count=4), UnsupportedModel, "groups of experts"),
+    "experts of another family": (
+        set_key("qwen2.expert_count", raw.U32, 8, architecture="qwen2"),
+        UnsupportedModel,
+        "experts of a qwen2 model",
+    ),
     "infinite base": (set_key("llama.rope.freq_base", raw.F32, np.inf), CheckpointError, "freq_base' is inf"),
     "part of a head rotates": (
         set_key("llama.rope.dimension_count", raw.U32, 2),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers.masking_utils import sliding_window_causal_mask_function
 
@@ -53,7 +54,17 @@ def test_config_says_what_the_model_of_transformers_does(name: str, saved: Calla
     config, theirs, attention = open_checkpoint(saved(name)).config, model.config, model.model.layers[0].self_attn
     assert config.architecture == name.split()[0]
     assert (config.vocab_size, config.hidden_size) == tuple(model.model.embed_tokens.weight.shape)
-    assert config.intermediate_size == model.model.layers[0].mlp.up_proj.out_features
+    mlps = [layer.mlp for layer in model.model.layers]
+    assert [config.has_experts(layer) for layer in range(len(mlps))] == [hasattr(mlp, "experts") for mlp in mlps]
+    for mlp in mlps:
+        if hasattr(mlp, "experts"):
+            router, down = mlp.gate, mlp.experts.down_proj
+            assert (config.num_experts, config.num_experts_per_tok) == (len(router.weight), router.top_k)
+            assert config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
+            assert config.moe_intermediate_size == down.shape[-1]
+        else:
+            assert config.intermediate_size == mlp.up_proj.out_features
+            assert config.mlp_bias == (mlp.up_proj.bias is not None)
     assert config.num_layers == len(model.model.layers)
     assert config.num_heads * config.head_dim == attention.q_proj.out_features
     assert config.num_kv_heads * config.head_dim == attention.k_proj.out_features
@@ -63,14 +74,13 @@ def test_config_says_what_the_model_of_transformers_does(name: str, saved: Calla
     assert config.tie_word_embeddings == (model.lm_head.weight is model.model.embed_tokens.weight)
     assert config.qkv_bias == (attention.q_proj.bias is not None)
     assert config.attention_out_bias == (attention.o_proj.bias is not None)
-    assert config.mlp_bias == (model.model.layers[0].mlp.up_proj.bias is not None)
     assert config.bos_token_id == 1
     assert config.eos_token_ids == (2,)
     assert (config.query_scale or config.head_dim**-0.5) == attention.scaling
     assert config.attn_logit_softcap == (getattr(theirs, "attn_logit_softcapping", None) or 0)
     assert config.final_logit_softcap == (getattr(theirs, "final_logit_softcapping", None) or 0)
     windows = tuple(getattr(layer.self_attn, "sliding_window", None) or 0 for layer in model.model.layers)
-    if name.startswith("mistral"):
+    if name.startswith(("mistral", "mixtral")):
         windows = (theirs.sliding_window or 0,) * config.num_layers
     assert tuple(config.window(layer) for layer in range(config.num_layers)) == windows
 
@@ -176,6 +186,35 @@ def test_shards(saved: Callable[[str], Path], tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert_same_tensors(tmp_path, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """As transformers holds them, and saves them where it is told not to go back to the original form."""
+    model = make_model(name, dtype)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "model.layers.0.mlp.experts.gate_up_proj" in set(file.keys())
+    assert_same_tensors(tmp_path, model)
+    source = "model.layers.2.mlp.experts.3.up_proj.weight"
+    with open_checkpoint(tmp_path) as checkpoint:
+        info = checkpoint.tensors()[source]
+        assert (info.nbytes, len(info.shape)) == (checkpoint.read_stored(source).nbytes, 2)
+
+
+def test_experts_named_as_mixtral_files_name_them(saved: Callable[[str], Path]) -> None:
+    with safe_open(saved("mixtral") / "model.safetensors", "pt") as file:
+        assert "model.layers.0.block_sparse_moe.experts.4.w2.weight" in set(file.keys())
+
+
+def test_a_missing_expert_is_named_as_the_file_would(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved("qwen3_moe"), tmp_path / "m"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.mlp.experts.5.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"'model.layers.0.mlp.experts.5.down_proj.weight' is missing"):
+        open_checkpoint(folder)
 
 
 def test_multimodal_gemma3_reads_its_language_model(tmp_path: Path) -> None:

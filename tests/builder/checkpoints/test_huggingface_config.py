@@ -148,6 +148,54 @@ def test_token_ids_outside_the_vocabulary_are_dropped_with_a_warning(folder: Pat
         assert open_checkpoint(folder).config.eos_token_ids == (2,)
 
 
+MIXTRAL = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
+QWEN3_MOE = {
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+    "dense_layers": (),
+}
+EXPERTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "defaults of mixtral": ("mixtral", {}, MIXTRAL),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "intermediate_size": 50},
+        {**MIXTRAL, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 50},
+    ),
+    "defaults of qwen3_moe": ("qwen3_moe", {}, QWEN3_MOE),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        {
+            **QWEN3_MOE,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "as transformers 5 spells it": ("qwen3_moe", {"num_local_experts": 16}, {**QWEN3_MOE, "num_experts": 16}),
+    "no experts": ("qwen3_moe", {"num_experts": 0}, {**QWEN3_MOE, "num_experts": 0}),
+    "some layers dense": ("qwen3_moe", {"mlp_only_layers": [2, 1]}, {**QWEN3_MOE, "dense_layers": (1, 2)}),
+    "every other layer": ("qwen3_moe", {"decoder_sparse_step": 2}, {**QWEN3_MOE, "dense_layers": (0, 2)}),
+    "both": (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2, "mlp_only_layers": [1, 7]},
+        {**QWEN3_MOE, "dense_layers": (0, 1, 2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPERTS)
+def test_experts(case: str, folder: Path) -> None:
+    model_type, fields, expected = EXPERTS[case]
+    values = json.loads((folder / "config.json").read_text())
+    values.update(model_type=model_type, architectures=None, **fields)
+    config = validate(read_config(values, {}, "config.json"), "config.json")
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "heads missing": ({"num_attention_heads": None}, CheckpointError, "'num_attention_heads' is missing; expected an"),
     "heads a string": ({"num_attention_heads": "4"}, CheckpointError, "'num_attention_heads' is '4'; expected an int"),
@@ -174,7 +222,11 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "contradiction": ({"model_type": "qwen2"}, CheckpointError, "'qwen2' contradicts"),
     "no model type": ({"model_type": None, "architectures": None}, CheckpointError, "neither 'model_type' nor"),
     "classes ill-typed": ({"architectures": "Llama"}, CheckpointError, "'architectures' is 'Llama'"),
-    "quantized": ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModel, "quantized by gptq"),
+    "quantized": (
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        UnsupportedModel,
+        "quantized by bitsandbytes",
+    ),
     "rope type": ({"rope_scaling": {"rope_type": "ntk9"}}, UnsupportedModel, "'ntk9' is not implemented.*yarn"),
     "rope ill-typed": ({"rope_scaling": [1]}, CheckpointError, r"'rope_scaling' is \[1\]; expected an object"),
     "rope factor": ({"rope_scaling": {"type": "linear"}}, CheckpointError, "'rope_scaling.factor' is missing"),
@@ -193,6 +245,26 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "x", "y"]},
         UnsupportedModel,
         "layer type 'x'",
+    ),
+    "experts a string": (
+        {"model_type": "qwen3_moe", "architectures": None, "num_experts": "8"},
+        CheckpointError,
+        "'num_experts' is '8'",
+    ),
+    "more experts taken than there are": (
+        {"model_type": "mixtral", "architectures": None, "num_local_experts": 2, "num_experts_per_tok": 3},
+        CheckpointError,
+        "a token takes 3 of 2 experts",
+    ),
+    "dense layers ill-typed": (
+        {"model_type": "qwen3_moe", "architectures": None, "mlp_only_layers": [True]},
+        CheckpointError,
+        r"'mlp_only_layers' is \[True\]; expected a list of layers",
+    ),
+    "a step of nothing": (
+        {"model_type": "qwen3_moe", "architectures": None, "decoder_sparse_step": 0},
+        CheckpointError,
+        "'decoder_sparse_step' is 0",
     ),
     "sliding without window": (
         {"model_type": "qwen3", "architectures": None, "layer_types": ["sliding_attention"] * 3},
@@ -223,7 +295,7 @@ ODD_VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2 with windows", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2 with windows", "mixtral", "qwen3_moe", "gemma3"])
 def test_any_value_of_any_field_gives_an_error_or_a_config(name: str, saved: Callable[[str], Path]) -> None:
     values = json.loads((saved(name) / "config.json").read_text())
     fields = [*values, "rope_scaling", "rope_theta", "partial_rotary_factor", "text_config", "quantization_config"]

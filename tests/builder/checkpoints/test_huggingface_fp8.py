@@ -87,7 +87,7 @@ def compressed(**weights):
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "awq"}, "quantized by awq .*FP8 one"),
+        ({"quant_method": "aqlm"}, "quantized by aqlm .*FP8 one.*AWQ or GPTQ"),
         ({}, "quantized by an unnamed method"),
         ({**BLOCKS, "weight_block_size": [64, 64]}, r"fp8 in blocks of \[64, 64\]"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"modelopt \(NVFP4\)"),

@@ -28,6 +28,8 @@ SOUND = ModelConfig(
     tie_word_embeddings=True,
 )
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5}
+
 UNSOUND: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"{name} of 0": ({name: 0}, f"{name} is 0; expected an integer above zero")
@@ -53,6 +55,15 @@ UNSOUND: dict[str, tuple[dict[str, Any], str]] = {
     "softcap": ({"attn_logit_softcap": -1.0}, "attn_logit_softcap is -1.0; expected 0 (off)"),
     "windows": ({"layer_windows": (4,)}, "1 sliding windows for 2 layers"),
     "negative window": ({"layer_windows": (4, -4)}, "a sliding window is negative"),
+    "experts": ({"num_experts": 1025}, "1025 experts; expected 0 (none) to 1024"),
+    "fewer experts than none": ({"num_experts": -1}, "-1 experts; expected 0"),
+    "experts of all layers": (
+        {**EXPERTS, "num_experts": 1024, "num_layers": 1000},
+        "1024 experts in 1000 layers; at most 131072 in all",
+    ),
+    "no expert taken": ({**EXPERTS, "num_experts_per_tok": 0}, "a token takes 0 of 4 experts; expected 1 to 4"),
+    "too many taken": ({**EXPERTS, "num_experts_per_tok": 5}, "a token takes 5 of 4 experts; expected 1 to 4"),
+    "experts of nothing": ({**EXPERTS, "moe_intermediate_size": 0}, "experts of 0 neurons"),
     "rope type": ({"rope": RopeConfig("ntk")}, "RoPE: type 'ntk' is not known; known are default, linear"),
     "rope theta": ({"rope": RopeConfig(theta=1.0)}, "RoPE: theta is 1.0"),
     "rope factor": ({"rope": RopeConfig("linear", factor=0.0)}, "RoPE: scaling factor is 0.0"),

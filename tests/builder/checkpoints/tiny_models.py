@@ -6,7 +6,8 @@ Sizes are all different, so that a swapped pair of them cannot go unnoticed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
     "gemma2": ("Gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 32}),
     "gemma3": ("Gemma3", {"sliding_window": 24, "query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
 }
@@ -63,10 +75,24 @@ def make_model(name: str, dtype: torch.dtype = torch.float32, **overrides: Any) 
 
 def state(model: transformers.PreTrainedModel) -> dict[str, npt.NDArray[np.float32]]:
     """The weights by canonical name as float32, without the copy that a tied output matrix is."""
-    weights = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
+    weights: dict[str, npt.NDArray[np.float32]] = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.ndim < 3:
+            weights[name] = tensor.float().numpy()
+        else:
+            weights.update(by_expert(name, tensor.float().numpy()))
     if model.config.tie_word_embeddings:
         del weights["lm_head.weight"]
     return weights
+
+
+def by_expert(name: str, stack: npt.NDArray[np.float32]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """A tensor of all experts, as transformers holds it in memory, under the name of each matrix."""
+    stem, _, part = name.rpartition(".")
+    for expert, matrix in enumerate(stack):
+        halves = np.split(matrix, 2) if part == "gate_up_proj" else [matrix]
+        parts = ["gate_proj", "up_proj"] if part == "gate_up_proj" else [part]
+        yield from ((f"{stem}.{expert}.{p}.weight", half) for p, half in zip(parts, halves, strict=True))
 
 
 def interleave_rows(matrix: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
@@ -90,6 +116,10 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 PLAIN_NORMS = {"post_attention_layernorm": "ffn_norm"}
 GEMMA_NORMS = {
@@ -100,17 +130,26 @@ GEMMA_NORMS = {
 
 
 def gguf_architecture(model: transformers.PreTrainedModel) -> str:
-    """GGUF keeps Mistral models as llama."""
-    return {"mistral": "llama", "gemma3_text": "gemma3"}.get(model.config.model_type, model.config.model_type)
+    """GGUF keeps Mistral and Mixtral models as llama."""
+    names = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+    return names.get(model.config.model_type, model.config.model_type)
 
 
 def gguf_tensors(model: transformers.PreTrainedModel) -> dict[str, npt.NDArray[np.float32]]:
-    """The weights under GGUF names: Q and K of llama interleaved, 1 added to Gemma's norms."""
+    """The weights under GGUF names: Q and K of llama interleaved, 1 added to Gemma's norms, experts in one tensor."""
     architecture, config = gguf_architecture(model), model.config
     gemma = architecture.startswith("gemma")
     names = {**GGUF_NAMES, **(GEMMA_NORMS if gemma else PLAIN_NORMS)}
     tensors = {}
+    weights: dict[str, Any] = {}
     for name, weight in state(model).items():
+        stacked = re.sub(r"\.experts\.[0-9]+\.", ".experts.", name)
+        if stacked == name:
+            weights[name] = weight
+        else:
+            weights.setdefault(stacked, []).append(weight)
+    for name, weight in weights.items():
+        weight = np.stack(weight) if isinstance(weight, list) else weight
         stem, _, kind = name.rpartition(".")
         if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
@@ -135,6 +174,11 @@ def add_metadata(writer: gguf.GGUFWriter, model: transformers.PreTrainedModel) -
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if (experts := getattr(config, "num_local_experts", 0)) > 0:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)

@@ -144,6 +144,39 @@ def test_gated(activation, act):
     np.testing.assert_allclose(actual, act(gate) * up, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("tokens", TOKEN_COUNTS)
+@pytest.mark.parametrize(("top_k", "normalize"), [(1, False), (2, True), (3, False), (4, True)])
+def test_mixture_of_experts(tokens, top_k, normalize):
+    x, router, gate, up, down = random(tokens, 6), random(4, 6), random(4, 5, 6), random(4, 5, 6), random(4, 6, 5)
+
+    def op(x):
+        weights = [weight(x.tracer, w, f"w{i}.weight") for i, w in enumerate((router, gate, up, down))]
+        return ops.mixture_of_experts(x, *weights, top_k=top_k, normalize=normalize, activation="silu")
+
+    expected = np.zeros((tokens, 6))
+    for token, h in enumerate(x.astype(np.float64)):
+        odds = np.exp(router @ h)
+        chosen = np.argsort(-odds)[:top_k]
+        for expert in chosen:
+            g = gate[expert] @ h
+            y = down[expert] @ (g / (1 + np.exp(-g)) * (up[expert] @ h))
+            expected[token] += odds[expert] / odds[chosen if normalize else slice(None)].sum() * y
+    np.testing.assert_allclose(run(op, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_of_experts_with_equal_logits_the_first_are_taken():
+    x, gate = random(3, 6), random(4, 5, 6)
+
+    def op(x):
+        router = weight(x.tracer, np.zeros((4, 6), np.float32), "router.weight")
+        experts = (weight(x.tracer, w, f"w{i}.weight") for i, w in enumerate((gate, gate, only_first)))
+        return ops.mixture_of_experts(x, router, *experts, top_k=1, normalize=True, activation="silu")
+
+    only_first = random(4, 6, 5)
+    only_first[0] = 0
+    np.testing.assert_array_equal(run(op, x), np.zeros((3, 6)))
+
+
 def test_softcap():
     x = random(7, 6) * 10
     np.testing.assert_allclose(run(lambda x: ops.softcap(x, 4.0), x), 4 * np.tanh(x / 4), rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -107,6 +108,61 @@ CASES: dict[str, tuple[transformers.PretrainedConfig, ModelConfig]] = {
         transformers.Qwen3Config(**SIZES, tie_word_embeddings=False),
         replace(TINY, architecture="qwen3"),
     ),
+    "mixtral": (
+        transformers.MixtralConfig(
+            **SIZES, sliding_window=WINDOW, num_local_experts=5, num_experts_per_tok=2, tie_word_embeddings=False
+        ),
+        replace(
+            TINY,
+            architecture="mixtral",
+            rope=RopeConfig(theta=1e6),
+            layer_windows=(WINDOW,) * 3,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=TINY.intermediate_size,
+            norm_topk_prob=True,
+        ),
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig(
+            **SIZES,
+            num_experts=7,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            mlp_only_layers=[1],
+            tie_word_embeddings=False,
+        ),
+        replace(
+            TINY,
+            architecture="qwen3_moe",
+            num_experts=7,
+            num_experts_per_tok=3,
+            moe_intermediate_size=24,
+            dense_layers=(1,),
+        ),
+    ),
+    "qwen3_moe, normalized": (
+        transformers.Qwen3MoeConfig(
+            **SIZES,
+            num_experts=4,
+            num_experts_per_tok=4,
+            moe_intermediate_size=24,
+            norm_topk_prob=True,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+        replace(
+            TINY,
+            architecture="qwen3_moe",
+            num_experts=4,
+            num_experts_per_tok=4,
+            moe_intermediate_size=24,
+            norm_topk_prob=True,
+            qkv_bias=True,
+            attention_out_bias=True,
+            tie_word_embeddings=True,
+        ),
+    ),
     "gemma2": (
         transformers.Gemma2Config(
             **GEMMA_SIZES,
@@ -148,8 +204,8 @@ def reference_model(config: transformers.PretrainedConfig) -> transformers.PreTr
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=1.5 / parameter.shape[1] ** 0.5)
+            if parameter.dim() > 1:
+                parameter.normal_(std=1.5 / parameter.shape[-1] ** 0.5)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
@@ -159,7 +215,20 @@ def checkpoint_of(model: transformers.PreTrainedModel, config: ModelConfig) -> M
     arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         del arrays["lm_head.weight"]
-    return MemoryCheckpoint(config, arrays)
+    return MemoryCheckpoint(config, dict(by_expert(arrays)))
+
+
+def by_expert(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """What transformers holds in one tensor for all experts, under the name of each matrix."""
+    for name, array in arrays.items():
+        stem, _, part = name.rpartition(".")
+        if array.ndim < 3:
+            yield name, array
+            continue
+        for expert, matrix in enumerate(array):
+            halves = np.split(matrix, 2) if part == "gate_up_proj" else [matrix]
+            parts = ["gate_proj", "up_proj"] if part == "gate_up_proj" else [part]
+            yield from ((f"{stem}.{expert}.{p}.weight", half) for p, half in zip(parts, halves, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ from aotllm.builder.models import known_architectures, model_definition, trace
 from aotllm.errors import CheckpointError, UnsupportedModel
 from tests.builder.fakes import CONFIGS, TINY, UnreadableCheckpoint, random_checkpoint
 
-KNOWN = ["gemma2", "gemma3", "llama", "mistral", "qwen2", "qwen3"]
+KNOWN = ["gemma2", "gemma3", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"]
 
 
 def test_known_architectures_are_sorted_and_have_definitions():
@@ -24,7 +24,7 @@ def test_known_architectures_are_sorted_and_have_definitions():
 
 @pytest.mark.parametrize("architecture", ["mamba", "Llama", ""])
 def test_an_unknown_architecture_is_refused_with_the_known_ones(architecture):
-    with pytest.raises(UnsupportedModel, match=f"{architecture!r} .*gemma2, gemma3, llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModel, match=f"{architecture!r} .*{', '.join(KNOWN)}"):
         trace(UnreadableCheckpoint(replace(TINY, architecture=architecture)), 64)
 
 

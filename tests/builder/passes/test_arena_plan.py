@@ -67,7 +67,9 @@ def test_values_share_bytes_only_where_a_residual_is_overwritten(name):
     model = planned(UnreadableCheckpoint(CONFIGS[name]))
     pairs = overlapping(model)
     assert all(is_in_place(a, b) for a, b in pairs)
-    assert len(pairs) == 2 * 2 * 3  # both ways, twice a layer
+    residuals = sum(node.op_type == "linear_residual" for node in model.graph)
+    assert residuals >= 3
+    assert len(pairs) == 2 * residuals  # both ways
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from aotllm.errors import Internal
 from tests.builder.fakes import CONFIGS, TINY, UnreadableCheckpoint, random_checkpoint, random_tokens, run_graph
 
 LAYER = ["norm_qkv_rope", "paged_attention", "linear_residual", "norm_swiglu", "linear_residual"]
+SPARSE_LAYER = [*LAYER[:3], "norm_moe"]
 
 
 def fused(config, checkpoint_type=UnreadableCheckpoint) -> ir.Model:
@@ -40,9 +42,11 @@ def test_fused_model_computes_the_same_bits(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_layer_is_five_ops(name):
-    model = fused(CONFIGS[name])
-    assert [node.op_type for node in model.graph] == ["embedding", *LAYER * 3, "lm_head"]
+def test_a_layer_is_five_ops_or_four_with_experts(name):
+    config = CONFIGS[name]
+    model = fused(config)
+    layers = [SPARSE_LAYER if config.has_experts(layer) else LAYER for layer in range(3)]
+    assert [node.op_type for node in model.graph] == ["embedding", *itertools.chain(*layers), "lm_head"]
     assert {node.domain for node in model.graph} == {"aotllm"}
 
 
@@ -84,6 +88,8 @@ def test_ops_name_their_operands():
         ("llama-attention-biases", {"": 4, "silu": 1, "bias": 1, "q_bias_k_bias_v_bias": 1}),
         ("qwen3", {"": 4, "silu": 1, "q_norm_k_norm": 1}),
         ("gemma2", {"": 2, "scale": 1, "window": 1, "gelu_tanh": 1, "post_norm": 1, "softcap": 1}),
+        ("mixtral", {"": 5, "normalized_silu": 1}),
+        ("qwen3-moe", {"": 4, "q_norm_k_norm": 1, "silu": 2}),
     ],
 )
 def test_there_is_one_function_per_variant_whatever_the_number_of_layers(name, variants):
@@ -119,7 +125,7 @@ def two_layers(name):
     return trace(UnreadableCheckpoint(config), 64)
 
 
-@pytest.mark.parametrize("name", ["llama-all-biases", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama-all-biases", "gemma2", "gemma3", "mixtral", "qwen3-moe"])
 def test_whichever_node_is_unknown_the_pass_refuses(name):
     """Each node in turn becomes an op that no pattern has: nothing may be left over, or fused without it."""
     for i in range(len(two_layers(name).graph)):
@@ -129,7 +135,7 @@ def test_whichever_node_is_unknown_the_pass_refuses(name):
             fuse(model, 2)
 
 
-@pytest.mark.parametrize("name", ["llama-all-biases", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama-all-biases", "gemma2", "gemma3", "mixtral", "qwen3-moe"])
 def test_an_attribute_that_no_pattern_knows_is_refused(name):
     for i in range(len(two_layers(name).graph)):
         model = two_layers(name)
@@ -145,10 +151,18 @@ def test_an_attribute_that_no_pattern_knows_is_refused(name):
         ("RMSNormalization", "axis", 1),
         ("Gelu", "approximate", "none"),
         ("Cast", "to", 11),
+        ("Softmax", "axis", 0),
+        ("TopK", "axis", 0),
+        ("TopK", "largest", 0),
+        ("TopK", "sorted", 0),
+        ("ReduceSum", "keepdims", 0),
+        ("ScatterElements", "axis", 0),
+        ("Einsum", "equation", "th,eih->tih"),
     ],
 )
 def test_attributes_that_the_fused_ops_imply_must_have_that_value(op_type, attribute, other):
-    model = trace(UnreadableCheckpoint(CONFIGS["gemma3"]), 64)
+    config = CONFIGS["gemma3" if op_type in ("Gemm", "RMSNormalization", "Gelu", "Cast") else "mixtral"]
+    model = trace(UnreadableCheckpoint(config), 64)
     node = next(node for node in model.graph if node.op_type == op_type)
     (node.attributes[attribute],) = ir.convenience.convert_attributes({attribute: other})
     with pytest.raises(Internal, match="left .* over"):
@@ -183,3 +197,13 @@ def test_layers_share_what_is_computed_once():
         others = [value.producer().op_type for value in node.inputs if value.producer() is not None]
         assert all(value.const_value is not None or value.is_graph_input() for value in sources)
         assert len(others) <= {"paged_attention": 3, "linear_residual": 2}.get(node.op_type, 1)
+
+
+def test_the_two_outputs_of_top_k_are_not_taken_for_each_other():
+    """Weights in the place of indices."""
+    model = trace(UnreadableCheckpoint(CONFIGS["qwen3-moe"]), 64)
+    top_k = next(node for node in model.graph if node.op_type == "TopK")
+    scatter = next(node for node in model.graph if node.op_type == "ScatterElements")
+    scatter.replace_input_with(1, top_k.outputs[0])
+    with pytest.raises(Internal, match="left .* over"):
+        fuse(model, 3)

@@ -88,6 +88,9 @@ def configs(draw):
         embedding_scale=draw(st.sampled_from([1.0, 3.0])),
         attn_logit_softcap=draw(st.sampled_from([0.0, 2.0])),
         final_logit_softcap=draw(st.sampled_from([0.0, 2.0])),
+        dense_layers=tuple(draw(st.sets(st.integers(0, 3)))),
+        num_experts_per_tok=draw(st.integers(1, 5)),
+        moe_intermediate_size=draw(st.integers(3, 50)),
         rms_norm_weight_offset=draw(st.sampled_from([0.0, 1.0])),
     )
 
@@ -135,7 +138,8 @@ def test_jobs_cover_every_tensor_of_plan_and_checkpoint_once(name):
     jobs = [job.tensor for job in (*result.pack_jobs, *result.dense_jobs)]
     assert len(jobs) == len(set(jobs))
     assert set(jobs) == named_tensors(result)
-    matrices = {n for n, info in checkpoint.tensors().items() if len(info.shape) == 2}
+    routers = {name for name in checkpoint.tensors() if name.endswith(".mlp.gate.weight")}
+    matrices = {n for n, info in checkpoint.tensors().items() if len(info.shape) == 2} - routers
     assert {job.source for job in result.pack_jobs} == matrices
     assert all(checkpoint.read(job.source).shape == (job.n, job.k) for job in result.pack_jobs)
     assert all(job.compute().dtype == np.float32 for job in result.dense_jobs)
@@ -145,7 +149,7 @@ def named_tensors(result: Lowered) -> set[str]:
     """Every tensor that a plan names, by the format's field names."""
     names = {segment["tensor"] for linear in result.plan["linears"].values() for segment in linear["segments"]}
     names |= {record["inv_freq"] for record in result.plan["rope"]}
-    fields = ("norm", "bias", "q_norm", "k_norm", "post_norm", "gate_bias", "up_bias")
+    fields = ("norm", "bias", "q_norm", "k_norm", "post_norm", "gate_bias", "up_bias", "router")
     return names | {op[field] for op in result.plan["ops"] for field in fields if field in op}
 
 

@@ -14,7 +14,7 @@ from aotllm.builder.options import BuildOptions
 from aotllm.builder.rank_writer import write_rank
 from aotllm.builder.targets.cuda.target import compile_cuda
 from aotllm.errors import UnsupportedModel
-from tests.builder.cuda_plan_interpreter import ShardedInterpreter, open_ranks
+from tests.builder.cuda_plan_interpreter import PipelineInterpreter, ShardedInterpreter, open_ranks
 from tests.builder.fakes import (
     CONFIGS,
     MemoryCheckpoint,
@@ -44,11 +44,13 @@ def in_bf16(checkpoint: MemoryCheckpoint) -> MemoryCheckpoint:
     return MemoryCheckpoint(checkpoint.config, arrays)
 
 
-def engine(checkpoint, folder, tp=1, **options):
-    compiled = compile_cuda(checkpoint, BuildOptions(target="cuda", tp=tp, **LIMITS, **options))
+def engine(checkpoint, folder, tp=1, pp=1, **options):
+    compiled = compile_cuda(checkpoint, BuildOptions(target="cuda", tp=tp, pp=pp, **LIMITS, **options))
     for rank, program in enumerate(compiled.ranks):
         write_rank(folder / f"rank{rank}.engine", program, lambda: None)
-    ranks = open_ranks(folder, tp, num_blocks=16)
+    ranks = open_ranks(folder, tp * pp, num_blocks=16)
+    if pp > 1:
+        return PipelineInterpreter(ranks, tp)
     return ShardedInterpreter(ranks) if tp > 1 else ranks[0]
 
 
@@ -64,10 +66,10 @@ def test_engine_computes_what_the_graph_computes(name, tmp_path):
 
 @pytest.mark.parametrize("quantize", [None, "fp8"])
 @pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("name", ["llama-all-biases", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama-all-biases", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3-moe"])
 def test_ranks_together_compute_what_one_computes(name, tp, quantize, tmp_path):
     """Also where there are fewer KV heads than ranks, and shares of neurons and tokens that have to be padded."""
-    config = cuda_config(name, num_heads=8, intermediate_size=8 * 37)
+    config = cuda_config(name, num_heads=8, intermediate_size=8 * 37, moe_intermediate_size=8 * 21)
     checkpoint, tokens = random_checkpoint(config), random_tokens(config, 20)
     (tmp_path / "one").mkdir()
     one = engine(checkpoint, tmp_path / "one", quantize=quantize)
@@ -76,7 +78,24 @@ def test_ranks_together_compute_what_one_computes(name, tp, quantize, tmp_path):
         np.testing.assert_allclose(many.step(*step), one.step(*step), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(("pp", "tp"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("name", ["llama-all-biases", "qwen2", "gemma2", "gemma3"])
+def test_stages_compute_what_the_graph_computes(name, pp, tp, tmp_path):
+    """The residual stream goes from each stage to the next; tied weights are on the first and the last."""
+    config = cuda_config(name)
+    checkpoint, tokens = in_bf16(random_checkpoint(config)), random_tokens(config, 30)
+    expected = run_graph(trace(checkpoint, LIMITS["max_seq_len"]), tokens)
+    stages = engine(checkpoint, tmp_path, tp, pp)
+    first = stages.step([tokens[:17]], [0], [[7, 3]], ["all"])
+    rest = stages.step([tokens[17:]], [17], [[7, 3]], ["all"])
+    np.testing.assert_allclose(np.concatenate([first, rest]), expected, rtol=1e-4, atol=5e-5)
+    held = [set(rank.plan["linears"]) for stage in stages.stages for rank in stage.ranks[:1]]
+    assert "embedding" in held[0]
+    assert not held[1] & held[0] - {"embedding"}
+    assert ("lm_head" in held[-1]) is not config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-moe"])
 def test_fp8_engine_is_close_to_the_graph(name, tmp_path):
     config = cuda_config(name)
     checkpoint, tokens = random_checkpoint(config), random_tokens(config, 20)
@@ -93,10 +112,10 @@ def formats(name: str, **options):
 
 
 class UnreadableMatrices(UnreadableCheckpoint):
-    """Norms and biases can be read, matrices cannot."""
+    """Norms, biases and routers can be read, matrices of linears cannot."""
 
     def read(self, name):
-        assert len(self.tensors()[name].shape) == 1, f"{name} was read"
+        assert len(self.tensors()[name].shape) == 1 or name.endswith(".mlp.gate.weight"), f"{name} was read"
         return np.zeros(self.tensors()[name].shape, np.float32)
 
 
@@ -133,7 +152,7 @@ def test_a_plan_names_every_tensor_of_its_file_once(name):
     plan = program.plan
     named = {record[field] for record in plan["linears"].values() for field in ("tensor", "scales") if field in record}
     named |= {record["inv_freq"] for record in plan["rope"]}
-    fields = ("norm", "bias", "q_norm", "k_norm", "post_norm", "gate_up_bias")
+    fields = ("norm", "bias", "q_norm", "k_norm", "post_norm", "gate_up_bias", "router")
     named |= {op[field] for op in plan["ops"] for field in fields if field in op}
     tensors = [job.tensor for job in program.tensors]
     assert len(tensors) == len(set(tensors))
@@ -201,3 +220,48 @@ def test_capped_logits_cannot_be_padded():
     checkpoint = UnreadableMatrices(cuda_config("gemma2", vocab_size=97))
     with pytest.raises(UnsupportedModel, match="97 tokens would be padded to 112 on 1 ranks.*capped"):
         compile_cuda(checkpoint, BuildOptions(target="cuda", **LIMITS))
+
+
+class BlockExperts(UnreadableMatrices):
+    """Experts are FP8 with a scale per block."""
+
+    def tensors(self):
+        infos = super().tensors()
+        return {k: replace(info, storage="fp8_block") if ".experts." in k else info for k, info in infos.items()}
+
+
+def test_experts_in_blocks_become_bf16():
+    """The kernels that gather rows have no scales per block."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128}
+    compiled = compile_cuda(BlockExperts(cuda_config("qwen3-moe", **sizes)), BuildOptions(target="cuda", **LIMITS))
+    linears = compiled.ranks[0].plan["linears"]
+    assert {linears[f"layers.0.experts.{part}"]["format"] for part in ("gate_up", "down")} == {"bf16"}
+
+
+def test_experts_need_sm_90():
+    with pytest.raises(UnsupportedModel, match="need SM 90 on target cuda, the engine is for SM 80"):
+        compile_cuda(UnreadableMatrices(cuda_config("mixtral")), BuildOptions(target="cuda", sm=80, **LIMITS))
+
+
+def test_experts_have_no_tactics():
+    """Their kernels are chosen by how many rows an expert has."""
+    checkpoint = UnreadableMatrices(cuda_config("qwen3-moe"))
+    plan = compile_cuda(checkpoint, BuildOptions(target="cuda", **LIMITS)).ranks[0].plan
+    assert set(plan["linears"]) - set(plan["tactics"]) == {
+        "embedding",
+        *(f"layers.{layer}.experts.{part}" for layer in (0, 2) for part in ("gate_up", "down")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp", "message"),
+    [
+        ({"num_experts": 513}, 1, "up to 512 experts in a layer, the model has 513"),
+        ({"num_experts": 20, "num_experts_per_tok": 17}, 1, "up to 16 experts for a token, the model wants 17"),
+        ({"moe_intermediate_size": 21}, 2, "21 neurons of an expert cannot be dealt out evenly"),
+    ],
+)
+def test_mixtures_that_the_target_cannot_take_are_refused(sizes, tp, message):
+    checkpoint = UnreadableMatrices(cuda_config("mixtral", **sizes))
+    with pytest.raises(UnsupportedModel, match=message):
+        compile_cuda(checkpoint, BuildOptions(target="cuda", tp=tp, **LIMITS))
