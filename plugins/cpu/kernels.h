@@ -135,6 +135,9 @@ struct Kernels {
   /// out[i] = a[i] + b[i]; in place allowed
   void (*add)(const float* a, const float* b, int n, float* out);
 
+  /// out[i] = a[i] + scale · b[i], rounded once; in place allowed
+  void (*add_scaled)(const float* a, float scale, const float* b, int n, float* out);
+
   /// x[i] = cap · tanh(x[i] / cap)
   void (*softcap)(float* x, int n, float cap);
 

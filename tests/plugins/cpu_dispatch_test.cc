@@ -63,7 +63,8 @@ TEST_F(CpuDispatch, TablesAreCompleteAndNamed) {
     if (table == nullptr) continue;
     EXPECT_STREQ(table->isa, isa);
     EXPECT_TRUE(table->rms_norm && table->quantize && table->matmul && table->dequantize_row && table->rope &&
-                table->store_kv && table->attention && table->act_mul && table->add && table->softcap);
+                table->store_kv && table->attention && table->act_mul && table->add && table->add_scaled &&
+                table->softcap);
   }
   EXPECT_EQ(kernels_for("neon"), nullptr);
 }

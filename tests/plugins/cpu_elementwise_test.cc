@@ -139,6 +139,19 @@ TEST_P(CpuElementwise, AddAndTails) {
   }
 }
 
+TEST_P(CpuElementwise, AddScaledRoundsOnceAndKeepsToItsLength) {
+  for (int n = 0; n <= 40; ++n) {
+    Random random(static_cast<unsigned>(n));
+    const auto size = static_cast<std::size_t>(n);
+    std::vector<float> a = normal(random, size), expected(size + 4, 9.0f);
+    const std::vector<float> b = normal(random, size);
+    for (std::size_t i = 0; i < size; ++i) expected[i] = std::fma(b[i], 0.3f, a[i]);
+    a.resize(size + 4, 9.0f);
+    ops().add_scaled(a.data(), 0.3f, b.data(), n, a.data());
+    EXPECT_TRUE(same_bits(a, expected)) << n;
+  }
+}
+
 TEST_P(CpuElementwise, DotRowsAgreesWithDoublePrecision) {
   Random random(5);
   for (const int k : {1, 15, 16, 40, 577}) {

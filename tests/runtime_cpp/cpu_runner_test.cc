@@ -116,7 +116,22 @@ std::vector<Case> cases() {
   TinySpec int8_gemma = gemma;
   int8_gemma.head_dim = 24;
   int8_gemma.kv_dtype = "int8";
+  TinySpec experts{.experts = 5, .top_k = 2};
+  TinySpec normalized{
+      .layers = 3, .activation = "gelu_tanh", .experts = 9, .top_k = 4, .normalize = true, .dense_layer = 1};
+  TinySpec all_experts{
+      .vocab = 37, .hidden = 40, .heads = 3, .kv_heads = 3, .intermediate = 19, .experts = 3, .top_k = 3};
+  TinySpec one_expert{.intermediate = 130, .experts = 40, .top_k = 1};
+  TinySpec block_experts{
+      .hidden = 64, .intermediate = 96, .v_format = "q8_0", .experts = 6, .top_k = 2, .expert_format = "q8_0"};
+  TinySpec mixed_experts{.hidden = 64, .intermediate = 96, .v_format = "q8_0", .experts = 6, .top_k = 2};
   return {{"llama", {}, 2e-5},
+          {"experts", experts, 2e-5},
+          {"normalized_experts", normalized, 2e-5},
+          {"all_experts_of_odd_size", all_experts, 2e-5},
+          {"one_of_many_experts", one_expert, 2e-5},
+          {"experts_in_blocks", block_experts, 2e-3},
+          {"experts_of_mixed_formats", mixed_experts, 2e-3},
           {"biased", biased, 2e-5},
           {"gemma", gemma, 2e-5},
           {"unaligned", unaligned, 2e-5},

@@ -17,6 +17,7 @@ namespace aotllm {
 namespace {
 
 using testing_support::TinyModel;
+using testing_support::TinySpec;
 
 const TinyModel& model() {
   static const TinyModel tiny({.layers = 2, .bias = true, .qk_norm = true, .post_norm = true, .window = 5});
@@ -190,6 +191,37 @@ constexpr Broken kBroken[] = {
     {"layer written twice",
      "\"op\": \"norm_qkv_rope\", \"in\": 0, \"out\": 1, \"eps\": 1e-5, \"rope\": 0, \"layer\": 1", "\"layer\": 1",
      "\"layer\": 0", "layer 0 writes its keys and values twice"},
+    {"rank beyond the size", "", "\"version\"", "\"tp\": {\"size\": 2, \"rank\": 2}, \"version\"",
+     "plan.tp.rank: expected an integer in [0, 1], got 2"},
+    {"more ranks than tokens", "", "\"version\"", "\"tp\": {\"size\": 51, \"rank\": 0}, \"version\"",
+     "plan.vocab_size: expected a token for each of 51 ranks"},
+    {"rows of another rank", "", "\"version\"", "\"tp\": {\"size\": 2, \"rank\": 0}, \"version\"",
+     "ops[0].linear: expected a linear with n = 25"},
+    {"first token of a rank", "embedding\", \"out", "\"scale\"", "\"vocab_begin\": 1, \"scale\"",
+     "ops[0].vocab_begin: expected an integer in [0, 0], got 1"},
+    {"stage beyond the size", "", "\"version\"", "\"pp\": {\"size\": 2, \"rank\": 2, \"layers\": [0, 1]}, \"version\"",
+     "plan.pp.rank: expected an integer in [0, 1], got 2"},
+    {"stage without layers", "", "\"version\"",
+     "\"pp\": {\"size\": 2, \"rank\": 0, \"layers\": [1, 1], \"leaving\": 0}, \"version\"",
+     "plan.pp.layers[0]: expected an integer in [0, 0], got 1"},
+    {"layers beyond the model", "", "\"version\"",
+     "\"pp\": {\"size\": 2, \"rank\": 0, \"layers\": [0, 3], \"leaving\": 0}, \"version\"",
+     "plan.pp.layers[1]: expected an integer in [1, 2], got 3"},
+    {"stage that hands on nothing", "", "\"version\"",
+     "\"pp\": {\"size\": 2, \"rank\": 0, \"layers\": [0, 1]}, \"version\"",
+     "plan.pp: the field \"leaving\" is missing"},
+    {"last stage that hands on", "", "\"version\"",
+     "\"pp\": {\"size\": 1, \"rank\": 0, \"layers\": [0, 2], \"leaving\": 0}, \"version\"",
+     "plan.pp.leaving: expected no buffer at this end of the pipeline"},
+    {"width of what is handed on", "", "\"version\"",
+     "\"pp\": {\"size\": 2, \"rank\": 0, \"layers\": [0, 1], \"leaving\": 3}, \"version\"",
+     "plan.pp.leaving: expected a buffer of width 32"},
+    {"layer of another stage", "", "\"version\"",
+     "\"pp\": {\"size\": 2, \"rank\": 0, \"layers\": [0, 1], \"leaving\": 0}, \"version\"",
+     "ops[6].layer: expected an integer in [0, 0], got 1"},
+    {"embedding on a later stage", "", "\"version\"",
+     "\"pp\": {\"size\": 2, \"rank\": 1, \"layers\": [0, 2], \"entering\": 0}, \"version\"",
+     "ops[0]: the first op, and no other, is an embedding, on the first stage only"},
     {"null where a value must be", "norm_swiglu", "\"layers.0.mlp_norm\"", "null",
      "ops[4].norm: expected the name of a tensor in the file, got null"},
 };
@@ -203,6 +235,57 @@ TEST(Plan, EachBrokenRuleIsNamed) {
       EXPECT_EQ(error.kind(), c.kind) << c.what;
       EXPECT_NE(std::string(error.what()).find(c.message), std::string::npos) << c.what << " → " << error.what();
       EXPECT_EQ(std::string(error.what()).rfind("tiny.engine: ", 0), 0u) << error.what();
+    }
+  }
+}
+
+constexpr Broken kBrokenExperts[] = {
+    {"more experts taken than there are", "norm_moe", "\"top_k\": 2", "\"top_k\": 5",
+     "ops[4].top_k: expected an integer in [1, 4], got 5"},
+    {"none taken", "norm_moe", "\"top_k\": 2", "\"top_k\": 0", "ops[4].top_k: expected an integer in [1, 4], got 0"},
+    {"no experts", "norm_moe", "\"num_experts\": 4", "\"num_experts\": 0",
+     "ops[4].num_experts: expected an integer in [1, 1024], got 0"},
+    {"experts beyond reason", "norm_moe", "\"num_experts\": 4", "\"num_experts\": 1000000000", "ops[4].num_experts"},
+    {"another number of experts", "norm_moe", "\"num_experts\": 4", "\"num_experts\": 3",
+     "ops[4].router: expected an F32 tensor of shape [3, 32], got layers.0.router, F32 of 512 bytes"},
+    {"router missing", "norm_moe", "\"layers.0.router\"", "\"gone\"", "ops[4].router: expected the name of a tensor"},
+    {"router a vector", "norm_moe", "\"layers.0.router\"", "\"final_norm\"", "ops[4].router: expected an F32 tensor"},
+    {"gate missing", "norm_moe", ", \"gate\": \"layers.0.experts.gate\"", "", "the field \"gate\" is missing"},
+    {"down unknown", "norm_moe", "\"layers.0.experts.down\"", "\"gone\"", "ops[4].down: expected the name of a linear"},
+    {"a linear of another shape", "norm_moe", "\"layers.0.experts.up\"", "\"layers.0.o\"",
+     "ops[4].up: expected a linear with n = 192, got \"layers.0.o\" with n = 32"},
+    {"experts that cannot be told apart", "norm_moe", "\"layers.0.experts.gate\"", "\"embedding\"",
+     "ops[4].gate: expected a linear whose n is a multiple of 4, got n = 50"},
+    {"one segment for all experts", "norm_moe", "\"layers.0.experts.gate\"", "\"layers.0.o\"",
+     "ops[4].gate: expected a linear of 4 segments, one per expert, got \"layers.0.o\" of 1"},
+    {"columns of down", "norm_moe", "\"layers.0.experts.down\"", "\"layers.0.experts.up\"",
+     "ops[4].down: expected a linear with k = 48"},
+    {"normalize a number", "norm_moe", "\"normalize\": false", "\"normalize\": 1", "ops[4].normalize: expected"},
+    {"activation", "norm_moe", "\"silu\"", "\"relu\"", "ops[4].activation: expected silu or gelu_tanh"},
+    {"unknown field", "norm_moe", "\"gate\"", "\"gate_up\"", "ops[4]: unknown field \"gate_up\""},
+    {"out over the input", "norm_moe", "\"out\": 4", "\"out\": 0", "ops[4]: writes buffer \"hidden\" over its input"},
+    {"out of another width", "norm_moe", "\"out\": 4", "\"out\": 3", "ops[4].out: expected a buffer of width 32"},
+    {"residual of another width", "norm_moe", "\"residual\": 0", "\"residual\": 3", "ops[4].residual: expected"},
+    {"residual that holds nothing", "norm_moe", "\"residual\": 0", "\"residual\": 4",
+     "ops[4]: reads buffer \"second\""},
+    {"experts of unequal size", "\"layers.0.experts.gate\"",
+     "\"n\": 48, \"format\": \"f32\", \"tensor\": \"layers.0.experts.1",
+     "\"n\": 47, \"format\": \"f32\", \"tensor\": \"layers.0.experts.1", "n: expected 191, the rows of the segments"},
+};
+
+TEST(Plan, BrokenExpertsAreNamed) {
+  const TinyModel tiny({.experts = 4, .top_k = 2});
+  EXPECT_EQ(std::get<NormMoeOp>(Engine::from_bytes(tiny.engine_bytes(), "tiny.engine").plan().ops[4]).neurons, 48);
+  for (const Broken& c : kBrokenExperts) {
+    std::string plan = tiny.plan();
+    const auto at = plan.find(c.from, plan.find(c.anchor));
+    ASSERT_NE(at, std::string::npos) << c.what;
+    try {
+      Engine::from_bytes(tiny.engine_bytes(plan.replace(at, std::string(c.from).size(), c.to)), "tiny.engine");
+      ADD_FAILURE() << c.what << ": accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), c.kind) << c.what;
+      EXPECT_NE(std::string(error.what()).find(c.message), std::string::npos) << c.what << " → " << error.what();
     }
   }
 }
@@ -225,6 +308,9 @@ TEST(Plan, OrderOfOpsIsChecked) {
     return "accepted";
   };
   EXPECT_NE(message(without_op("{\"op\": \"embedding\"")).find("the first op, and no other"), std::string::npos);
+  const std::string leaving = "\"pp\": {\"size\": 2, \"rank\": 0, \"layers\": [0, 2], \"leaving\": 0}, ";
+  EXPECT_NE(message(edited("", "\"version\"", leaving + "\"version\"")).find("the last op, and no other"),
+            std::string::npos);
   EXPECT_NE(message(without_op("{\"op\": \"norm_qkv_rope\"")).find("ops[1]: "), std::string::npos);
   EXPECT_NE(message(without_op("{\"op\": \"paged_attention\"")).find("ops[2]: reads buffer \"attention\""),
             std::string::npos);
@@ -235,8 +321,8 @@ TEST(Plan, OrderOfOpsIsChecked) {
 
 /// Every byte of the header is changed once: the loader refuses the file, or what it accepts runs within its memory
 /// (which the sanitizers watch).
-TEST(Engine, NoChangedByteCrashes) {
-  const TinyModel small({.vocab = 17, .layers = 1, .max_seq_len = 16, .max_num_tokens = 4});
+void change_every_byte(const TinySpec& spec) {
+  const TinyModel small(spec);
   const auto original = small.engine_bytes();
   std::uint64_t header = 0;
   std::memcpy(&header, original.data(), 8);
@@ -258,6 +344,15 @@ TEST(Engine, NoChangedByteCrashes) {
     }
   }
   EXPECT_GT(accepted, 0) << "some changes (a buffer's name, an eps) are harmless";
+}
+
+TEST(Engine, NoChangedByteCrashes) {
+  change_every_byte({.vocab = 17, .layers = 1, .max_seq_len = 16, .max_num_tokens = 4});
+}
+
+TEST(Engine, NoChangedByteOfAMixtureOfExpertsCrashes) {
+  change_every_byte(
+      {.vocab = 17, .layers = 1, .max_seq_len = 16, .max_num_tokens = 4, .experts = 3, .top_k = 2, .normalize = true});
 }
 
 }  // namespace

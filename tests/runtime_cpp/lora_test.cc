@@ -363,6 +363,31 @@ TEST(Lora, LinearsThatLayersShareTakeNoUpdate) {
   }
 }
 
+TEST(Lora, OfALayerWithExpertsAttentionAloneTakesUpdates) {
+  const TinyModel model({.experts = 5, .top_k = 2, .dense_layer = 1});
+  CpuRunner runner = make_runner(model, 2);
+  std::mt19937 random(1);
+  for (const AdapterModule module : {kGate, kUp, kDown}) {
+    LowRankUpdate update = random_update(model, 1, module, 4, random);
+    runner.load_adapter(1, {{update}});
+    runner.unload_adapter(1);
+    update.layer = 0;
+    EXPECT_THROW(runner.load_adapter(1, {{update}}), Error) << adapter_module_name(module);
+  }
+  Adapter adapter;
+  for (const AdapterModule module : {kQ, kK, kV, kO}) {
+    adapter.updates.push_back(random_update(model, 0, module, 4, random));
+  }
+  runner.load_adapter(1, adapter);
+  const auto tokens = random_tokens(20, model.spec.vocab, 2);
+  const auto logits = run_all(runner, {{tokens, 1}}, 7)[0];
+  const auto expected = NaiveModel(model, adapter).forward(tokens);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const auto vocab = static_cast<std::size_t>(model.spec.vocab);
+    EXPECT_NEAR(logits[i], expected[i / vocab][i % vocab], 5e-5) << i;
+  }
+}
+
 TEST(Lora, ModulesHaveNames) {
   for (const AdapterModule module : kAll) {
     AdapterModule parsed = module == kQ ? kDown : kQ;

@@ -163,11 +163,39 @@ class NaiveModel {
       const Vector attention = attend(q[t], k, v, t, layer % 2 == 1 ? s_.window : 0);
       add_residual(x[t], linear(l + "o", l + "o.bias", 0, attention), l + "post_attn");
       const Vector h = norm(x[t], l + "mlp_norm");
-      Vector gate = linear(l + "gate", l + "gate.bias", 0, h);
-      const Vector up = linear(l + "up", l + "up.bias", 0, h);
-      for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = activate(gate[i]) * up[i];
-      add_residual(x[t], linear(l + "down", "none", 0, gate), l + "post_mlp");
+      add_residual(x[t], s_.has_experts(layer) ? mixture(layer, h) : mlp(l, h), l + "post_mlp");
     }
+  }
+
+  /// The gated MLP whose matrices begin with `prefix`.
+  Vector mlp(const std::string& prefix, const Vector& h) const {
+    Vector gate = linear(prefix + "gate", prefix + "gate.bias", 0, h);
+    const Vector up = linear(prefix + "up", prefix + "up.bias", 0, h);
+    for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = activate(gate[i]) * up[i];
+    return linear(prefix + "down", "none", 0, gate);
+  }
+
+  /// Every expert that has fewer than `top_k` better ones, weighted by the softmax over all of them.
+  Vector mixture(int layer, const Vector& h) const {
+    const std::vector<float>& router = m_.vectors.at("layers." + std::to_string(layer) + ".router");
+    Vector odds;
+    for (int e = 0; e < s_.experts; ++e) {
+      double logit = 0;
+      for (int i = 0; i < s_.hidden; ++i) logit += double{router[e * s_.hidden + i]} * h[i];
+      odds.push_back(std::exp(logit));
+    }
+    double total = 0;
+    double chosen = 0;
+    Vector y(s_.hidden, 0.0);
+    for (int e = 0; e < s_.experts; ++e) {
+      total += odds[e];
+      if (std::count_if(odds.begin(), odds.end(), [&](double other) { return other > odds[e]; }) >= s_.top_k) continue;
+      chosen += odds[e];
+      const Vector part = mlp(m_.mlps(layer)[e], h);
+      for (int i = 0; i < s_.hidden; ++i) y[i] += odds[e] * part[i];
+    }
+    for (double& v : y) v /= s_.normalize ? chosen : total;
+    return y;
   }
 
   const TinyModel& m_;

@@ -38,10 +38,15 @@ inline std::vector<std::uint8_t> file_bytes(std::string header, const std::vecto
 class RankFileBuilder {
  public:
   void add_floats(const std::string& name, const std::vector<float>& values) {
-    add(name, "F32", values.size(), values.data(), values.size() * sizeof(float));
+    add(name, "F32", std::to_string(values.size()), values.data(), values.size() * sizeof(float));
+  }
+  /// [rows, values.size() / rows]
+  void add_rows(const std::string& name, std::size_t rows, const std::vector<float>& values) {
+    add(name, "F32", std::to_string(rows) + "," + std::to_string(values.size() / rows), values.data(),
+        values.size() * sizeof(float));
   }
   void add_bytes(const std::string& name, const std::vector<std::uint8_t>& bytes) {
-    add(name, "U8", bytes.size(), bytes.data(), bytes.size());
+    add(name, "U8", std::to_string(bytes.size()), bytes.data(), bytes.size());
   }
 
   std::vector<std::uint8_t> build(std::string_view plan) const {
@@ -49,20 +54,19 @@ class RankFileBuilder {
   }
 
  private:
-  void add(const std::string& name, const char* dtype, std::size_t elements, const void* bytes, std::size_t size) {
+  void add(const std::string& name, const char* dtype, const std::string& shape, const void* bytes, std::size_t size) {
     const auto* begin = static_cast<const std::uint8_t*>(bytes);
-    record(name, dtype, elements, size);
+    record(name, dtype, shape, size);
     data_.insert(data_.end(), begin, begin + size);
     if (const std::size_t rest = (64 - size % 64) % 64; rest != 0) {
-      record("__pad." + std::to_string(pads_++), "U8", rest, rest);
+      record("__pad." + std::to_string(pads_++), "U8", std::to_string(rest), rest);
       data_.resize(data_.size() + rest);
     }
   }
 
-  void record(const std::string& name, const char* dtype, std::size_t elements, std::size_t size) {
-    records_ += "," + json_string(name) + ":{\"dtype\":\"" + dtype + "\",\"shape\":[" + std::to_string(elements) +
-                "],\"data_offsets\":[" + std::to_string(data_.size()) + "," + std::to_string(data_.size() + size) +
-                "]}";
+  void record(const std::string& name, const char* dtype, const std::string& shape, std::size_t size) {
+    records_ += "," + json_string(name) + ":{\"dtype\":\"" + dtype + "\",\"shape\":[" + shape + "],\"data_offsets\":[" +
+                std::to_string(data_.size()) + "," + std::to_string(data_.size() + size) + "]}";
   }
 
   std::string records_;

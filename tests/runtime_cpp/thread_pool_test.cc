@@ -82,6 +82,41 @@ TEST_P(ThreadPoolTest, ExceptionPropagatesAndReleasesTheOthers) {
   }
 }
 
+TEST_P(ThreadPoolTest, TeamsHaveBarriersOfTheirOwn) {
+  for (int num_teams = 1; num_teams <= GetParam(); ++num_teams) {
+    ThreadPool pool(GetParam(), num_teams);
+    std::vector<int> values(GetParam(), 0);
+    std::vector<int> sizes(num_teams, 0);
+    std::atomic<int> mismatches{0};
+    for (int thread = 0; thread < GetParam(); ++thread) sizes[pool.member(thread).team] = pool.member(thread).count;
+    EXPECT_EQ(std::accumulate(sizes.begin(), sizes.end(), 0), GetParam());
+    pool.parallel([&](int thread, int count) {
+      const ThreadPool::Member place = pool.member(thread);
+      const int first = thread - place.index;
+      for (int round = 1; round <= 100; ++round) {
+        // Teams do as many rounds of their own as they have number, so that they are apart where they meet.
+        for (int own = 0; own <= place.team; ++own) {
+          values[thread] = 10 * round + own;
+          pool.barrier(place.team);
+          if (values[first + (place.index + 1) % place.count] != 10 * round + own) ++mismatches;
+          pool.barrier(place.team);
+        }
+        values[thread] = -round;
+        pool.barrier();
+        if (values[(thread + 1) % count] != -round) ++mismatches;
+        pool.barrier();
+      }
+    });
+    EXPECT_EQ(mismatches, 0) << num_teams << " teams";
+    const auto failing = [&](int thread, int count) {
+      if (thread == count - 1) throw std::runtime_error("tile 7");
+      pool.barrier(pool.member(thread).team);
+      pool.barrier();  // the thrower never comes
+    };
+    EXPECT_THROW(pool.parallel(failing), std::runtime_error);
+  }
+}
+
 TEST_P(ThreadPoolTest, AllThreadsMayThrow) {
   ThreadPool pool(GetParam());
   EXPECT_THROW(pool.parallel([](int, int) { throw std::logic_error("all"); }), std::logic_error);
@@ -111,6 +146,8 @@ TEST(ThreadPool, IdleThreadsPark) {
 TEST(ThreadPool, RefusesLessThanOneThread) {
   EXPECT_THROW(ThreadPool(0), Error);
   EXPECT_THROW(ThreadPool(-3), Error);
+  EXPECT_THROW(ThreadPool(2, 3), Error);
+  EXPECT_THROW(ThreadPool(2, 0), Error);
 }
 
 }  // namespace

@@ -36,6 +36,13 @@ struct TinySpec {
   const char* activation = "silu";
   const char* v_format = "f32";  ///< f32 or q8_0, of V and of the down projection
   const char* kv_dtype = "f32";  ///< f32, f16 or int8
+  int experts = 0;               ///< of `intermediate` neurons; 0 = dense layers
+  int top_k = 0;
+  bool normalize = false;
+  int dense_layer = -1;               ///< that has no experts although others have
+  const char* expert_format = "f32";  ///< f32 or q8_0, of the experts' gate and up
+
+  bool has_experts(int layer) const { return experts > 0 && layer != dense_layer; }
 };
 
 struct Matrix {
@@ -95,9 +102,12 @@ class TinyModel {
       matrix(l + "k", kv, spec.hidden);
       matrix(l + "v", kv, spec.hidden);
       matrix(l + "o", spec.hidden, q);
-      matrix(l + "gate", spec.intermediate, spec.hidden);
-      matrix(l + "up", spec.intermediate, spec.hidden);
-      matrix(l + "down", spec.hidden, spec.intermediate);
+      if (spec.has_experts(layer)) vector(l + "router", spec.experts * spec.hidden, 0.0f);
+      for (const std::string& mlp : mlps(layer)) {
+        matrix(mlp + "gate", spec.intermediate, spec.hidden);
+        matrix(mlp + "up", spec.intermediate, spec.hidden);
+        matrix(mlp + "down", spec.hidden, spec.intermediate);
+      }
       if (spec.bias) {
         vector(l + "qkv.bias", q + 2 * kv, 0.0f);
         vector(l + "o.bias", spec.hidden, 0.0f);
@@ -121,7 +131,13 @@ class TinyModel {
   std::vector<std::uint8_t> engine_bytes(const std::string& plan_text) const {
     RankFileBuilder file;
     file.add_floats("inv_freq", inv_freq);
-    for (const auto& [name, values] : vectors) file.add_floats(name, values);
+    for (const auto& [name, values] : vectors) {
+      if (name.ends_with(".router")) {
+        file.add_rows(name, spec.experts, values);
+      } else {
+        file.add_floats(name, values);
+      }
+    }
     for (const auto& [name, m] : matrices) file.add_bytes(name, format_of(name) == "q8_0" ? pack_q8_0(m) : pack_f32(m));
     if (spec.one_qkv_segment) {
       for (int layer = 0; layer < spec.layers; ++layer) {
@@ -140,8 +156,18 @@ class TinyModel {
 
   /// Format of a matrix in the engine: f32 or q8_0.
   std::string format_of(const std::string& name) const {
+    if (name.find(".experts.") != std::string::npos && !name.ends_with(".down")) return spec.expert_format;
     const bool chosen = name.ends_with(".v") || name.ends_with(".down");
     return chosen ? spec.v_format : "f32";
+  }
+
+  /// Prefixes of the matrices of a layer's MLP, or of those of its experts.
+  std::vector<std::string> mlps(int layer) const {
+    const std::string l = "layers." + std::to_string(layer) + ".";
+    if (!spec.has_experts(layer)) return {l};
+    std::vector<std::string> names;
+    for (int e = 0; e < spec.experts; ++e) names.push_back(l + "experts." + std::to_string(e) + ".");
+    return names;
   }
 
   /// The plan's JSON, one op a line.
@@ -169,7 +195,8 @@ class TinyModel {
   void norm(const std::string& name, int size) { vector(name, size, 1.0f); }
 
   std::string linear(const std::string& name, const std::vector<std::string>& parts) const;
-  std::string layer_ops(int layer) const;
+  std::string layer_ops(int layer, int& hidden) const;
+  std::string feed_forward_ops(int layer, int& hidden) const;
 
   std::mt19937 random_;
 };
@@ -185,47 +212,75 @@ inline std::string TinyModel::linear(const std::string& name, const std::vector<
     segments += std::string(segments.empty() ? "" : ", ") + "{\"n\": " + std::to_string(m.n) + ", \"format\": \"" +
                 format_of(part) + "\", \"tensor\": \"" + part + "\"}";
   }
-  if (spec.one_qkv_segment && parts.size() == 3) {
+  if (spec.one_qkv_segment && name.ends_with(".qkv")) {
     segments = "{\"n\": " + std::to_string(n) + ", \"format\": \"f32\", \"tensor\": \"" + name + "\"}";
   }
   return "\"" + name + "\": {\"n\": " + std::to_string(n) + ", \"k\": " + std::to_string(k) + ", \"segments\": [" +
          segments + "]}";
 }
 
-inline std::string TinyModel::layer_ops(int layer) const {
+/// ", "field": "tensor""
+inline std::string named(const std::string& field, const std::string& tensor) {
+  return ", \"" + field + "\": \"" + tensor + "\"";
+}
+
+/// The ops of a layer whose input is in buffer `hidden`, which becomes that of its output.
+inline std::string TinyModel::layer_ops(int layer, int& hidden) const {
   const std::string l = "layers." + std::to_string(layer) + ".";
-  const auto name = [](const std::string& field, const std::string& tensor) {
-    return ", \"" + field + "\": \"" + tensor + "\"";
-  };
+  const auto name = named;
   std::ostringstream heads;
   heads << "\"layer\": " << layer << ", \"num_heads\": " << spec.heads << ", \"num_kv_heads\": " << spec.kv_heads
         << ", \"head_dim\": " << spec.head_dim;
   std::ostringstream ops;
-  ops << ",\n{\"op\": \"norm_qkv_rope\", \"in\": 0, \"out\": 1, \"eps\": 1e-5, \"rope\": 0, " << heads.str()
-      << name("norm", l + "attn_norm") << name("linear", l + "qkv");
+  ops << ",\n{\"op\": \"norm_qkv_rope\", \"in\": " << hidden << ", \"out\": 1, \"eps\": 1e-5, \"rope\": 0, "
+      << heads.str() << name("norm", l + "attn_norm") << name("linear", l + "qkv");
   if (spec.bias) ops << name("bias", l + "qkv.bias");
   if (spec.qk_norm) ops << name("q_norm", l + "q_norm") << name("k_norm", l + "k_norm") << ", \"qk_norm_eps\": 1e-5";
   ops << "},\n{\"op\": \"paged_attention\", \"in\": 1, \"out\": 2, \"scale\": 0.3, \"softcap\": "
       << spec.attention_softcap << ", \"window\": " << (layer % 2 == 1 ? spec.window : 0) << ", " << heads.str();
-  ops << "},\n{\"op\": \"linear_residual\", \"in\": 2, \"residual\": 0, \"out\": 0" << name("linear", l + "o");
+  ops << "},\n{\"op\": \"linear_residual\", \"in\": 2, \"residual\": " << hidden << ", \"out\": " << hidden
+      << name("linear", l + "o");
   if (spec.bias) ops << name("bias", l + "o.bias");
   if (spec.post_norm) ops << name("post_norm", l + "post_attn") << ", \"eps\": 1e-5";
-  ops << "},\n{\"op\": \"norm_swiglu\", \"in\": 0, \"out\": 3, \"eps\": 1e-5" << name("norm", l + "mlp_norm")
-      << name("gate", l + "gate") << name("up", l + "up") << name("activation", spec.activation);
+  ops << "}" << feed_forward_ops(layer, hidden);
+  return ops.str();
+}
+
+inline std::string TinyModel::feed_forward_ops(int layer, int& hidden) const {
+  const std::string l = "layers." + std::to_string(layer) + ".";
+  const auto name = named;
+  std::ostringstream ops;
+  if (spec.has_experts(layer)) {
+    const int out = hidden == 0 ? 4 : 0;
+    ops << ",\n{\"op\": \"norm_moe\", \"in\": " << hidden << ", \"residual\": " << hidden << ", \"out\": " << out
+        << ", \"eps\": 1e-5" << name("norm", l + "mlp_norm") << name("router", l + "router")
+        << ", \"num_experts\": " << spec.experts << ", \"top_k\": " << spec.top_k
+        << ", \"normalize\": " << (spec.normalize ? "true" : "false") << name("gate", l + "experts.gate")
+        << name("up", l + "experts.up") << name("down", l + "experts.down") << name("activation", spec.activation)
+        << "}";
+    hidden = out;
+    return ops.str();
+  }
+  ops << ",\n{\"op\": \"norm_swiglu\", \"in\": " << hidden << ", \"out\": 3, \"eps\": 1e-5"
+      << name("norm", l + "mlp_norm") << name("gate", l + "gate") << name("up", l + "up")
+      << name("activation", spec.activation);
   if (spec.bias) ops << name("gate_bias", l + "gate.bias") << name("up_bias", l + "up.bias");
-  ops << "},\n{\"op\": \"linear_residual\", \"in\": 3, \"residual\": 0, \"out\": 0" << name("linear", l + "down");
+  ops << "},\n{\"op\": \"linear_residual\", \"in\": 3, \"residual\": " << hidden << ", \"out\": " << hidden
+      << name("linear", l + "down");
   if (spec.post_norm) ops << name("post_norm", l + "post_mlp") << ", \"eps\": 1e-5";
   ops << "}";
   return ops.str();
 }
 
 inline std::string TinyModel::plan() const {
-  // Buffers: 0 hidden, 1 q, 2 attention, 3 mlp; mlp takes over the bytes of q and attention.
+  // Buffers: 0 hidden, 1 q, 2 attention, 3 mlp; mlp takes over the bytes of q and attention. Where there are experts, 4
+  // is what they make of 0, and the other way round.
   const int q = spec.heads * spec.head_dim;
   const auto bytes = [&](int width) { return (4 * width * spec.max_num_tokens + 63) / 64 * 64; };
   const int q_at = bytes(spec.hidden);
   const int attention_at = q_at + bytes(q);
-  const int end = std::max(attention_at + bytes(q), q_at + bytes(spec.intermediate));
+  const int second_at = std::max(attention_at + bytes(q), q_at + bytes(spec.intermediate));
+  const int end = second_at + (spec.experts > 0 ? bytes(spec.hidden) : 0);
   std::ostringstream out;
   out << "{\"version\": 1, \"target\": \"cpu\", \"vocab_size\": " << spec.vocab << ", \"hidden_size\": " << spec.hidden
       << ", \"max_seq_len\": " << spec.max_seq_len << ", \"max_num_tokens\": " << spec.max_num_tokens
@@ -233,8 +288,11 @@ inline std::string TinyModel::plan() const {
       << ",\n\"buffers\": [{\"name\": \"hidden\", \"width\": " << spec.hidden
       << ", \"offset\": 0}, {\"name\": \"q\", \"width\": " << q << ", \"offset\": " << q_at
       << "}, {\"name\": \"attention\", \"width\": " << q << ", \"offset\": " << attention_at
-      << "}, {\"name\": \"mlp\", \"width\": " << spec.intermediate << ", \"offset\": " << q_at
-      << "}],\n\"rope\": [{\"inv_freq\": \"inv_freq\", \"attention_factor\": 1.0}],\n\"kv\": {\"dtype\": \""
+      << "}, {\"name\": \"mlp\", \"width\": " << spec.intermediate << ", \"offset\": " << q_at << "}";
+  if (spec.experts > 0) {
+    out << ", {\"name\": \"second\", \"width\": " << spec.hidden << ", \"offset\": " << second_at << "}";
+  }
+  out << "],\n\"rope\": [{\"inv_freq\": \"inv_freq\", \"attention_factor\": 1.0}],\n\"kv\": {\"dtype\": \""
       << spec.kv_dtype << "\", \"tokens_per_block\": 16, \"layers\": [";
   for (int layer = 0; layer < spec.layers; ++layer) {
     out << (layer == 0 ? "" : ", ") << "{\"num_kv_heads\": " << spec.kv_heads << ", \"head_dim\": " << spec.head_dim
@@ -244,12 +302,19 @@ inline std::string TinyModel::plan() const {
   for (int layer = 0; layer < spec.layers; ++layer) {
     const std::string l = "layers." + std::to_string(layer) + ".";
     out << ",\n" << linear(l + "qkv", {l + "q", l + "k", l + "v"});
-    for (const char* part : {"o", "gate", "up", "down"}) out << ", " << linear(l + part, {l + part});
+    out << ", " << linear(l + "o", {l + "o"});
+    for (const char* part : {"gate", "up", "down"}) {
+      std::vector<std::string> parts;
+      for (const std::string& mlp : mlps(layer)) parts.push_back(mlp + part);
+      out << ", " << linear(l + (spec.has_experts(layer) ? "experts." : "") + part, parts);
+    }
   }
   out << "},\n\"ops\": [\n{\"op\": \"embedding\", \"out\": 0, \"linear\": \"embedding\", \"scale\": "
       << spec.embedding_scale << "}";
-  for (int layer = 0; layer < spec.layers; ++layer) out << layer_ops(layer);
-  out << ",\n{\"op\": \"lm_head\", \"in\": 0, \"eps\": 1e-5, \"norm\": \"final_norm\", \"linear\": \"embedding\", "
+  int hidden = 0;
+  for (int layer = 0; layer < spec.layers; ++layer) out << layer_ops(layer, hidden);
+  out << ",\n{\"op\": \"lm_head\", \"in\": " << hidden
+      << ", \"eps\": 1e-5, \"norm\": \"final_norm\", \"linear\": \"embedding\", "
          "\"softcap\": "
       << spec.final_softcap << ", \"vocab_size\": " << spec.vocab << (spec.bias ? ", \"bias\": \"lm_head.bias\"" : "")
       << "}]}";

@@ -86,6 +86,13 @@ void add(const float* a, const float* b, int n, float* out) {
       n, [&](int i, int left) { store_lanes(out + i, add(load_lanes(a + i, left), load_lanes(b + i, left)), left); });
 }
 
+void add_scaled(const float* a, float scale, const float* b, int n, float* out) {
+  const F32x16 s = set1(scale);
+  for_lanes(n, [&](int i, int left) {
+    store_lanes(out + i, fma(load_lanes(b + i, left), s, load_lanes(a + i, left)), left);
+  });
+}
+
 void softcap(float* x, int n, float cap) {
   const F32x16 c = set1(cap);
   for_lanes(n, [&](int i, int left) { store_lanes(x + i, mul(c, tanh(div(load_lanes(x + i, left), c))), left); });

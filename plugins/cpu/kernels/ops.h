@@ -17,6 +17,7 @@ void store_kv(const float* k, const float* v, int head_dim, KvType type, std::ui
 void attention(const AttentionArgs& args);
 void act_mul(Activation act, const float* gate, const float* up, int n, float* out);
 void add(const float* a, const float* b, int n, float* out);
+void add_scaled(const float* a, float scale, const float* b, int n, float* out);
 void softcap(float* x, int n, float cap);
 void dot_rows(const float* a, const float* x, int n, int k, float* out);
 

@@ -16,6 +16,7 @@ extern const Kernels kTable = {
     attention,
     act_mul,
     add,
+    add_scaled,
     softcap,
     dot_rows,
 };

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "aotllm/engine.h"
 #include "aotllm/model_runner.h"
@@ -18,21 +19,30 @@ struct CpuRunnerOptions {
   const cpu::Kernels* kernels = nullptr;  ///< nullptr = cpu::kernels(), the best of this CPU
 };
 
-/// Runs an engine on the CPU. Logits are the same bit for bit whatever the batch, the chunks and the threads.
+/// Runs an engine on the CPU, all of its ranks in this process. Logits are the same bit for bit whatever the batch, the
+/// chunks and the threads.
+///
+/// The ranks of a stage divide the threads among them, at least one each: each computes its heads, neurons and tokens;
+/// what is summed over ranks is summed in their order, by all threads together. The stages of a pipeline take turns.
 class CpuRunner final : public ModelRunner {
  public:
-  /// Plans and reserves all memory of a step. Throws Error(kEngineIncompatible) where this CPU has no kernels,
-  /// Error(kInvalidRequest) for a number of threads that is negative or above 4096, std::bad_alloc.
+  /// Plans and reserves all memory of a step. Throws Error(kEngineIncompatible) where this CPU has no kernels or the
+  /// engine is one of several ranks, Error(kInvalidRequest) for a number of threads that is negative or above 4096,
+  /// std::bad_alloc.
   explicit CpuRunner(Engine engine, const CpuRunnerOptions& options = {});
+  /// All ranks of an engine, in order. Likewise; Error(kEngineIncompatible) where they are not those of one build.
+  explicit CpuRunner(std::vector<Engine> ranks, const CpuRunnerOptions& options = {});
   CpuRunner(CpuRunner&&) noexcept;
   CpuRunner& operator=(CpuRunner&&) noexcept;
   ~CpuRunner() override;
 
+  /// Blocks are those of all ranks together.
   const ModelShape& shape() const override;
   /// Entries of groups that the engine does not have are ignored.
   void allocate_kv(const KvAllocation& allocation) override;
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
+  /// Throws Error(kInvalidRequest) where the engine has several ranks.
   void load_adapter(AdapterId id, const Adapter& adapter) override;
   void unload_adapter(AdapterId id) override;
   std::int64_t adapter_bytes() const noexcept override;

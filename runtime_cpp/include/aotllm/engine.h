@@ -28,6 +28,10 @@ class Engine {
   const ModelShape& shape() const noexcept;
   /// The program of a step; lives as long as the engine, wherever it is moved.
   const Plan& plan() const noexcept;
+  /// Path of the file, or what stands for it.
+  const std::string& name() const noexcept;
+  /// What the ranks of one build have in common, and no others; empty where the engine is one rank.
+  const std::string& build_id() const noexcept;
 
  private:
   struct Impl;

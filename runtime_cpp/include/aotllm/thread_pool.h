@@ -10,21 +10,31 @@
 
 namespace aotllm {
 
-/// A fixed team of threads for fork-join regions with barriers inside. The calling thread is member 0.
+/// A fixed number of threads for fork-join regions with barriers inside, perhaps divided into teams that have barriers
+/// of their own. The calling thread is member 0.
 ///
 /// Waiting spins for some tens of microseconds, the distance between two ops, and then parks: an idle pool burns no
 /// CPU. Not thread-safe: one thread calls `parallel`, and regions do not nest.
 class ThreadPool {
  public:
-  /// `num_threads` ≥ 1 in all, the caller included. Throws Error(kInternal) otherwise, std::system_error where the
-  /// system has no more threads.
-  explicit ThreadPool(int num_threads);
+  /// Of `num_threads` ≥ 1 in all, the caller included, in 1 to `num_threads` teams of consecutive threads whose sizes
+  /// differ by at most one. Throws Error(kInternal) for other numbers, std::system_error where the system has no more
+  /// threads.
+  explicit ThreadPool(int num_threads, int num_teams = 1);
   ~ThreadPool();
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const noexcept { return num_threads_; }
+
+  /// A thread's place.
+  struct Member {
+    int team = 0;
+    int index = 0;  ///< in the team
+    int count = 0;  ///< threads of the team
+  };
+  Member member(int thread) const noexcept { return members_[static_cast<std::size_t>(thread)]; }
 
   /// Runs fn(thread_index, num_threads) once on every thread and returns when all are done. Where some throw, the
   /// others are released from their barriers and the first exception is rethrown here. Allocates nothing.
@@ -37,14 +47,23 @@ class ThreadPool {
 
   /// Inside a region: returns when every thread has arrived; what was written before it is visible after it. Every
   /// thread must call it the same number of times. Throws to unwind the region where another thread failed.
-  void barrier();
+  void barrier() { wait_at(barriers_.front()); }
+  /// The same among the threads of `team`, which is the caller's.
+  void barrier(int team) { wait_at(barriers_[barriers_.size() == 1 ? 0 : static_cast<std::size_t>(team) + 1]); }
 
  private:
   struct Job {
     void (*call)(void* task, int index, int count) = nullptr;
     void* task = nullptr;
   };
+  /// Counters on lines of their own: each is polled by many threads.
+  struct Barrier {
+    alignas(64) std::atomic<std::uint32_t> arrived{0};
+    alignas(64) std::atomic<std::uint32_t> phase{0};  ///< its change is the reversal of the barrier's sense
+    std::uint32_t size = 0;
+  };
 
+  void wait_at(Barrier& barrier);
   void run(Job job);
   void work(int index);
   void execute(int index) noexcept;
@@ -58,12 +77,11 @@ class ThreadPool {
   std::mutex error_mutex_;
   std::atomic<bool> failed_{false};
   bool stop_ = false;
+  std::vector<Member> members_;    ///< by thread
+  std::vector<Barrier> barriers_;  ///< of all threads; then, where there are several teams, of each
 
-  // Counters on lines of their own: each is polled by all threads.
   alignas(64) std::atomic<std::uint32_t> generation_{0};  ///< of regions; its change starts the workers
   alignas(64) std::atomic<std::uint32_t> running_{0};     ///< workers not yet done with the region
-  alignas(64) std::atomic<std::uint32_t> arrived_{0};     ///< at the barrier
-  alignas(64) std::atomic<std::uint32_t> phase_{0};       ///< of the barrier: its change is the reversal of its sense
 
   std::vector<std::thread> threads_;
 };

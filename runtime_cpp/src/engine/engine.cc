@@ -33,10 +33,18 @@ ModelShape shape_of(const Plan& plan) {
 struct Engine::Impl {
   using Storage = std::variant<MappedFile, PageBuffer>;
 
-  Impl(Storage bytes, std::span<const std::uint8_t> view, const std::string& name)
-      : storage(std::move(bytes)), plan(parse_plan(SafeTensors::parse(view, name))), shape(shape_of(plan)) {}
+  Impl(Storage bytes, std::span<const std::uint8_t> view, const std::string& path)
+      : Impl(std::move(bytes), SafeTensors::parse(view, path)) {}
+  Impl(Storage bytes, const SafeTensors& file)
+      : storage(std::move(bytes)),
+        name(file.name()),
+        build_id(file.find_metadata("build")),
+        plan(parse_plan(file)),
+        shape(shape_of(plan)) {}
 
   Storage storage;  ///< what the plan's views point into
+  std::string name;
+  std::string build_id;
   Plan plan;
   ModelShape shape;
 };
@@ -64,6 +72,12 @@ const ModelShape& Engine::shape() const noexcept {
 }
 const Plan& Engine::plan() const noexcept {
   return impl_->plan;
+}
+const std::string& Engine::name() const noexcept {
+  return impl_->name;
+}
+const std::string& Engine::build_id() const noexcept {
+  return impl_->build_id;
 }
 
 }  // namespace aotllm

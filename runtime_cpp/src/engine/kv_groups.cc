@@ -24,7 +24,7 @@ void assign_kv_groups(KvPlan& kv, int max_seq_len) {
   for (int i = 0; i < static_cast<int>(kv.layers.size()); ++i) {
     const auto rank = std::distance(reaches.begin(), reaches.find(reach(kv.layers[i])));
     kv.layers[i].group = std::min(static_cast<int>(rank), static_cast<int>(kv.groups.size()) - 1);
-    kv.groups[kv.layers[i].group].layers.push_back(i);
+    if (kv.layers[i].is_held) kv.groups[kv.layers[i].group].layers.push_back(i);
   }
 }
 

@@ -35,13 +35,40 @@ Target read_target(const JsonField& root) {
   return Target::kCpu;
 }
 
-/// Fields that only plans of target cuda have.
-void read_device(const JsonField& root, Plan& plan) {
-  plan.sm = static_cast<int>(root.at("sm").integer(50, 999));
-  const JsonField tp = root.at("tp");
-  tp.only({"size", "rank"});
-  plan.tp_size = static_cast<int>(tp.at("size").integer(1, kMaxRanks));
-  plan.tp_rank = static_cast<int>(tp.at("rank").integer(0, plan.tp_size - 1));
+/// Which rank of how many the plan is for.
+void read_parallel(const JsonField& root, Plan& plan) {
+  if (const auto tp = root.optional("tp")) {
+    tp->only({"size", "rank"});
+    plan.tp_size = static_cast<int>(tp->at("size").integer(1, kMaxRanks));
+    plan.tp_rank = static_cast<int>(tp->at("rank").integer(0, plan.tp_size - 1));
+  }
+  if (const auto pp = root.optional("pp")) {
+    pp->only({"size", "rank", "layers", "entering", "leaving"});
+    plan.pp_size = static_cast<int>(pp->at("size").integer(1, kMaxRanks));
+    plan.pp_rank = static_cast<int>(pp->at("rank").integer(0, plan.pp_size - 1));
+  }
+}
+
+/// What else the plan says of its stage: its layers, of all those that are read, and its ends.
+void read_stage(const JsonField& root, PlanReader& reader) {
+  Plan& plan = reader.plan();
+  plan.layer_end = static_cast<int>(plan.kv.layers.size());
+  const auto pp = root.optional("pp");
+  if (!pp) return;
+  const JsonField layers = pp->at("layers");
+  if (layers.size() != 2) layers.fail("[begin, end]");
+  plan.layer_end = static_cast<int>(layers[1].integer(1, plan.layer_end));
+  plan.layer_begin = static_cast<int>(layers[0].integer(0, plan.layer_end - 1));
+  for (int layer = 0; layer < static_cast<int>(plan.kv.layers.size()); ++layer) {
+    plan.kv.layers[layer].is_held = layer >= plan.layer_begin && layer < plan.layer_end;
+  }
+  const auto end = [&](const char* key, bool is_there) {
+    if (is_there) return reader.buffer(pp->at(key), plan.hidden_size);
+    if (const auto field = pp->optional(key)) field->fail("no buffer at this end of the pipeline");
+    return -1;
+  };
+  plan.entering = end("entering", !plan.is_first_stage());
+  plan.leaving = end("leaving", !plan.is_last_stage());
 }
 
 void read_shape(const JsonField& root, Plan& plan) {
@@ -50,6 +77,11 @@ void read_shape(const JsonField& root, Plan& plan) {
   plan.max_seq_len = dimension(root.at("max_seq_len"));
   plan.max_num_tokens = static_cast<int>(root.at("max_num_tokens").integer(1, kMaxTokens));
   plan.max_batch_size = static_cast<int>(root.at("max_batch_size").integer(1, kMaxTokens));
+  const JsonField vocab = root.at("vocab_size");
+  if (plan.vocab_size < plan.tp_size) vocab.fail(cat("a token for each of ", plan.tp_size, " ranks"));
+  if (plan.target == Target::kCuda && plan.vocab_size % plan.tp_size != 0) {
+    vocab.fail(cat("a multiple of the ", plan.tp_size, " ranks"));
+  }
 }
 
 void read_buffers(const JsonField& root, Plan& plan) {
@@ -92,7 +124,8 @@ void read_rope(const JsonField& root, PlanReader& reader) {
   }
 }
 
-void read_kv(const JsonField& root, Plan& plan) {
+void read_kv(const JsonField& root, PlanReader& reader) {
+  Plan& plan = reader.plan();
   const JsonField kv = root.at("kv");
   kv.only({"dtype", "tokens_per_block", "layers"});
   const JsonField dtype = kv.at("dtype");
@@ -129,6 +162,7 @@ void read_kv(const JsonField& root, Plan& plan) {
     layer.window = static_cast<int>(field.at("window").integer(0, kMaxDimension));
     plan.kv.layers.push_back(layer);
   }
+  read_stage(root, reader);
   assign_kv_groups(plan.kv, plan.max_seq_len);
 }
 
@@ -177,8 +211,31 @@ std::span<const float> read_floats(const JsonField& field, const PlanReader& rea
   return tensor.floats();
 }
 
+/// Codes in blocks of 64 rows × 128 columns, and scales and zeros of groups of columns, or a scale per row.
+Matrix read_integers(const JsonField& field, const PlanReader& reader, std::int64_t n, std::int64_t k) {
+  const bool four_bits = field.at("format").string() == "int4";
+  const std::int64_t strips = (n + 63) / 64;
+  const std::int64_t k_blocks = (k + 127) / 128;
+  Matrix matrix;
+  matrix.format = four_bits ? MatrixFormat::kInt4 : MatrixFormat::kInt8;
+  matrix.data = read_bytes(field.at("tensor"), reader, strips * k_blocks * (four_bits ? 4096 : 8192));
+  if (!four_bits && !field.optional("group").has_value()) {
+    if (field.optional("zeros").has_value()) field.at("zeros").fail("no zeros without a group");
+    matrix.scales = read_floats(field.at("scales"), reader, n);
+    return matrix;
+  }
+  const JsonField group = field.at("group");
+  const std::int64_t columns = group.integer(1, 128);
+  if (columns != 32 && (columns != 128 || !four_bits)) group.fail(four_bits ? "32 or 128" : "32");
+  const std::int64_t groups = strips * 64 * (k_blocks * 128 / columns);
+  matrix.group = static_cast<int>(columns);
+  matrix.scales = read_floats(field.at("scales"), reader, groups);
+  matrix.zeros = read_bytes(field.at("zeros"), reader, groups);
+  return matrix;
+}
+
 Linear read_matrix(const JsonField& field, const PlanReader& reader, const std::string& name) {
-  field.only({"n", "k", "format", "tensor", "scales", "zeros"});
+  field.only({"n", "k", "format", "tensor", "scales", "zeros", "group"});
   Linear linear;
   linear.name = name;
   linear.n = dimension(field.at("n"));
@@ -192,25 +249,23 @@ Linear read_matrix(const JsonField& field, const PlanReader& reader, const std::
   const std::int64_t k_blocks = (k + 127) / 128;
   if (text == "bf16") {
     matrix = {MatrixFormat::kBf16, read_bytes(tensor, reader, 2 * n * k), {}, {}};
-  } else if (text == "fp8" || text == "int8") {
-    matrix = {text == "fp8" ? MatrixFormat::kFp8 : MatrixFormat::kInt8,
-              read_bytes(tensor, reader, n * k),
-              read_floats(field.at("scales"), reader, n),
-              {}};
+  } else if (text == "fp8") {
+    matrix = {MatrixFormat::kFp8, read_bytes(tensor, reader, n * k), read_floats(field.at("scales"), reader, n), {}};
   } else if (text == "fp8_block") {
     matrix = {MatrixFormat::kFp8Block,
               read_bytes(tensor, reader, n * k),
               read_floats(field.at("scales"), reader, (n + 127) / 128 * k_blocks),
               {}};
-  } else if (text == "int4") {
-    if (k % 128 != 0) format.fail("another format, as k is no multiple of 128");
-    matrix = {MatrixFormat::kInt4, read_bytes(tensor, reader, n * k / 2),
-              read_floats(field.at("scales"), reader, n * k_blocks),
-              read_floats(field.at("zeros"), reader, n * k_blocks)};
+  } else if (text == "int8" || text == "int4") {
+    matrix = read_integers(field, reader, n, k);
   } else {
     format.fail("bf16, fp8, fp8_block, int8 or int4");
   }
   return linear;
+}
+
+std::string described(const JsonField& field, const Tensor& t) {
+  return cat(field.string(), ", ", t.dtype == DType::kF32 ? "F32" : "U8", " of ", t.bytes.size(), " bytes");
 }
 
 void read_tactics(const JsonField& root, PlanReader& reader) {
@@ -272,8 +327,15 @@ const Tensor& PlanReader::tensor(const JsonField& field) const {
 std::span<const float> PlanReader::vector(const JsonField& field, std::int64_t size) const {
   const Tensor& t = tensor(field);
   if (t.dtype != DType::kF32 || t.shape.size() != 1 || t.shape[0] != size) {
-    field.fail(cat("an F32 tensor of shape [", size, ']'),
-               cat(field.string(), ", ", t.dtype == DType::kF32 ? "F32" : "U8", " of ", t.bytes.size(), " bytes"));
+    field.fail(cat("an F32 tensor of shape [", size, ']'), described(field, t));
+  }
+  return t.floats();
+}
+
+std::span<const float> PlanReader::matrix(const JsonField& field, std::int64_t rows, std::int64_t columns) const {
+  const Tensor& t = tensor(field);
+  if (t.dtype != DType::kF32 || t.shape.size() != 2 || t.shape[0] != rows || t.shape[1] != columns) {
+    field.fail(cat("an F32 tensor of shape [", rows, ", ", columns, ']'), described(field, t));
   }
   return t.floats();
 }
@@ -321,17 +383,18 @@ Plan parse_plan(const SafeTensors& file) {
   plan.target = read_target(root);
   if (plan.target == Target::kCuda) {
     root.only({"version", "target", "vocab_size", "hidden_size", "max_seq_len", "max_num_tokens", "max_batch_size",
-               "arena_bytes", "buffers", "rope", "kv", "linears", "ops", "sm", "tp", "tactics"});
-    read_device(root, plan);
+               "arena_bytes", "buffers", "rope", "kv", "linears", "ops", "sm", "tp", "pp", "tactics"});
+    plan.sm = static_cast<int>(root.at("sm").integer(50, 999));
   } else {
     root.only({"version", "target", "vocab_size", "hidden_size", "max_seq_len", "max_num_tokens", "max_batch_size",
-               "arena_bytes", "buffers", "rope", "kv", "linears", "ops"});
+               "arena_bytes", "buffers", "rope", "kv", "linears", "ops", "tp", "pp"});
   }
+  read_parallel(root, plan);
   PlanReader reader(file, plan);
   read_shape(root, plan);
   read_buffers(root, plan);
   read_rope(root, reader);
-  read_kv(root, plan);
+  read_kv(root, reader);
   read_linears(root, reader);
   if (plan.target == Target::kCuda) read_tactics(root, reader);
   const JsonField ops = root.at("ops");

@@ -20,13 +20,16 @@ struct AccessOf {
   Access operator()(const PagedAttentionOp& op) const { return {{op.in}, op.out, -1}; }
   Access operator()(const LinearResidualOp& op) const { return {{op.in, op.residual}, op.out, op.residual}; }
   Access operator()(const NormSwigluOp& op) const { return {{op.in}, op.out, -1}; }
+  Access operator()(const NormMoeOp& op) const { return {{op.in, op.residual}, op.out, -1}; }
   Access operator()(const LmHeadOp& op) const { return {{op.in}, -1, -1}; }
 };
 
 class Dataflow {
  public:
   Dataflow(const Plan& plan, const std::string& path)
-      : plan_(plan), path_(path), live_(plan.buffers.size(), 0), kv_written_(plan.kv.layers.size(), 0) {}
+      : plan_(plan), path_(path), live_(plan.buffers.size(), 0), kv_written_(plan.kv.layers.size(), 0) {
+    if (plan.entering >= 0) live_[plan.entering] = 1;
+  }
 
   void check() {
     for (index_ = 0; index_ < plan_.ops.size(); ++index_) {
@@ -36,7 +39,10 @@ class Dataflow {
     }
     index_ = plan_.ops.size();
     if (plan_.ops.empty()) fail("a plan has an embedding and an lm_head, got no ops");
-    for (std::size_t layer = 0; layer < kv_written_.size(); ++layer) {
+    if (plan_.leaving >= 0 && !live_[plan_.leaving]) {
+      fail(cat("buffer \"", plan_.buffers[plan_.leaving].name, "\", which leaves the stage, holds nothing"));
+    }
+    for (int layer = plan_.layer_begin; layer < plan_.layer_end; ++layer) {
       if (kv_written_[layer] != 2) fail(cat("layer ", layer, " of kv.layers has no norm_qkv_rope and paged_attention"));
     }
   }
@@ -48,10 +54,13 @@ class Dataflow {
 
   void check_ends() const {
     const Op& op = plan_.ops[index_];
-    if (std::holds_alternative<EmbeddingOp>(op) != (index_ == 0)) fail("the first op, and no other, is an embedding");
-    if (std::holds_alternative<LmHeadOp>(op) != (index_ + 1 == plan_.ops.size())) {
-      fail("the last op, and no other, is an lm_head");
+    const bool begins = index_ == 0 && plan_.is_first_stage();
+    const bool ends = index_ + 1 == plan_.ops.size() && plan_.is_last_stage();
+    if (std::holds_alternative<EmbeddingOp>(op) != begins) {
+      fail("the first op, and no other, is an embedding, on the first stage only");
     }
+    if (std::holds_alternative<LmHeadOp>(op) != ends)
+      fail("the last op, and no other, is an lm_head, on the last stage only");
   }
 
   bool overlap(int a, int b) const {

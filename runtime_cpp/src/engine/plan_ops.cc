@@ -7,6 +7,7 @@ namespace aotllm {
 namespace {
 
 constexpr double kMaxFactor = 1e30;
+constexpr std::int64_t kMaxExperts = 1024;
 
 float eps(const JsonField& field) {
   return static_cast<float>(field.number(1e-30, 1.0));
@@ -37,7 +38,7 @@ void check_rows(const JsonField& field, const Linear& linear, std::int64_t n) {
 /// Head counts of an op, equal to what the KV cache keeps for the layer.
 Heads read_heads(const JsonField& op, const Plan& plan, int& layer_index) {
   const JsonField layer_field = op.at("layer");
-  layer_index = static_cast<int>(layer_field.integer(0, static_cast<std::int64_t>(plan.kv.layers.size()) - 1));
+  layer_index = static_cast<int>(layer_field.integer(plan.layer_begin, plan.layer_end - 1));
   const KvLayer& layer = plan.kv.layers[layer_index];
 
   Heads heads;
@@ -57,21 +58,18 @@ void check_format(const JsonField& field, const Linear& linear, MatrixFormat for
 
 Op read_embedding(PlanReader& reader, const JsonField& op) {
   const Plan& plan = reader.plan();
-  const bool device = plan.target == Target::kCuda;
-  if (device) {
-    op.only({"op", "out", "linear", "scale", "vocab_begin"});
-  } else {
-    op.only({"op", "out", "linear", "scale"});
-  }
+  op.only({"op", "out", "linear", "scale", "vocab_begin"});
   EmbeddingOp e;
   e.out = reader.buffer(op.at("out"), plan.hidden_size);
   e.linear = linear_of(reader, op.at("linear"), plan, e.out);
-  check_rows(op.at("linear"), plan.linears[e.linear], plan.vocab_size / plan.tp_size);
+  check_rows(op.at("linear"), plan.linears[e.linear], plan.vocab_rows());
   e.scale = factor(op.at("scale"));
   if (const auto begin = op.optional("vocab_begin")) {
-    e.vocab_begin = static_cast<int>(begin->integer(0, plan.vocab_size - 1));
+    e.vocab_begin = static_cast<int>(begin->integer(plan.vocab_begin(), plan.vocab_begin()));
+  } else if (plan.vocab_begin() != 0) {
+    op.at("vocab_begin");
   }
-  if (device) check_format(op.at("linear"), plan.linears[e.linear], MatrixFormat::kBf16);
+  if (plan.target == Target::kCuda) check_format(op.at("linear"), plan.linears[e.linear], MatrixFormat::kBf16);
   return e;
 }
 
@@ -119,11 +117,7 @@ Op read_paged_attention(PlanReader& reader, const JsonField& op) {
 
 Op read_linear_residual(PlanReader& reader, const JsonField& op) {
   const Plan& plan = reader.plan();
-  if (plan.target == Target::kCuda) {
-    op.only({"op", "in", "residual", "out", "linear", "bias", "post_norm", "eps", "all_reduce"});
-  } else {
-    op.only({"op", "in", "residual", "out", "linear", "bias", "post_norm", "eps"});
-  }
+  op.only({"op", "in", "residual", "out", "linear", "bias", "post_norm", "eps", "all_reduce"});
   LinearResidualOp l;
   l.in = reader.buffer(op.at("in"));
   l.linear = linear_of(reader, op.at("linear"), plan, l.in);
@@ -134,6 +128,7 @@ Op read_linear_residual(PlanReader& reader, const JsonField& op) {
   l.post_norm = reader.optional_vector(op, "post_norm", n);
   if (!l.post_norm.empty()) l.eps = eps(op.at("eps"));
   if (const auto all_reduce = op.optional("all_reduce")) l.all_reduce = all_reduce->boolean();
+  if (plan.tp_size > 1 && !l.all_reduce) op.at("all_reduce").fail(cat("true, as there are ", plan.tp_size, " ranks"));
   return l;
 }
 
@@ -168,6 +163,12 @@ void read_gate_and_up(PlanReader& reader, const JsonField& op, NormSwigluOp& s) 
   s.up_bias = reader.optional_vector(op, "up_bias", n);
 }
 
+cpu::Activation activation(const JsonField& field) {
+  if (field.string() == "gelu_tanh") return cpu::Activation::kGeluTanh;
+  if (field.string() != "silu") field.fail("silu or gelu_tanh");
+  return cpu::Activation::kSilu;
+}
+
 Op read_norm_swiglu(PlanReader& reader, const JsonField& op) {
   const Plan& plan = reader.plan();
   NormSwigluOp s;
@@ -176,13 +177,72 @@ Op read_norm_swiglu(PlanReader& reader, const JsonField& op) {
   s.eps = eps(op.at("eps"));
   s.norm = reader.vector(op.at("norm"), plan.buffers[s.in].width);
   read_gate_and_up(reader, op, s);
-  const JsonField activation = op.at("activation");
-  if (activation.string() == "gelu_tanh") {
-    s.activation = cpu::Activation::kGeluTanh;
-  } else if (activation.string() != "silu") {
-    activation.fail("silu or gelu_tanh");
-  }
+  s.activation = activation(op.at("activation"));
   return s;
+}
+
+/// Index of the linear of all experts' matrices, one under the other: `rows` of each, `k` columns.
+int read_experts(const PlanReader& reader, const JsonField& field, const Plan& plan, int num_experts, std::int64_t rows,
+                 std::int64_t k) {
+  const int index = reader.linear(field);
+  const Linear& linear = plan.linears[index];
+  if (linear.k != k) field.fail(cat("a linear with k = ", k), cat('"', linear.name, "\" with k = ", linear.k));
+  check_rows(field, linear, num_experts * rows);
+  if (plan.target == Target::kCuda) return index;
+  if (std::ssize(linear.segments) != num_experts) {
+    field.fail(cat("a linear of ", num_experts, " segments, one per expert"),
+               cat('"', linear.name, "\" of ", linear.segments.size()));
+  }
+  for (const LinearSegment& segment : linear.segments) {
+    if (segment.weights.n != rows) field.fail(cat("segments of ", rows, " rows"), cat(segment.weights.n, " rows"));
+  }
+  return index;
+}
+
+/// Reads gate, up and down; the first tells how many neurons an expert has.
+void read_experts(const PlanReader& reader, const JsonField& op, const Plan& plan, NormMoeOp& m) {
+  const std::int64_t width = plan.buffers[m.in].width;
+  const bool device = plan.target == Target::kCuda;
+  const JsonField first = op.at(device ? "gate_up" : "gate");
+  const int rows = plan.linears[reader.linear(first)].n;
+  const int unit = m.num_experts * (device ? 2 : 1);
+  if (rows % unit != 0) first.fail(cat("a linear whose n is a multiple of ", unit), cat("n = ", rows));
+  m.neurons = rows / unit;
+  if (device) {
+    if (m.neurons % 8 != 0) first.fail("experts of a multiple of 8 neurons", cat(m.neurons));
+    m.gate_up = read_experts(reader, first, plan, m.num_experts, std::int64_t{2} * m.neurons, width);
+  } else {
+    m.gate = read_experts(reader, first, plan, m.num_experts, m.neurons, width);
+    m.up = read_experts(reader, op.at("up"), plan, m.num_experts, m.neurons, width);
+  }
+  m.down = read_experts(reader, op.at("down"), plan, m.num_experts, width, m.neurons);
+}
+
+Op read_norm_moe(PlanReader& reader, const JsonField& op) {
+  const Plan& plan = reader.plan();
+  if (plan.target == Target::kCuda) {
+    op.only({"op", "in", "residual", "out", "eps", "norm", "router", "num_experts", "top_k", "normalize", "gate_up",
+             "down", "activation", "all_reduce"});
+  } else {
+    op.only({"op", "in", "residual", "out", "eps", "norm", "router", "num_experts", "top_k", "normalize", "gate", "up",
+             "down", "activation"});
+  }
+  NormMoeOp m;
+  m.in = reader.buffer(op.at("in"));
+  const int width = plan.buffers[m.in].width;
+  m.residual = reader.buffer(op.at("residual"), width);
+  m.out = reader.buffer(op.at("out"), width);
+  m.eps = eps(op.at("eps"));
+  m.norm = reader.vector(op.at("norm"), width);
+  m.num_experts = static_cast<int>(op.at("num_experts").integer(1, kMaxExperts));
+  m.top_k = static_cast<int>(op.at("top_k").integer(1, m.num_experts));
+  m.normalize = op.at("normalize").boolean();
+  m.router = reader.matrix(op.at("router"), m.num_experts, width);
+  read_experts(reader, op, plan, m);
+  m.activation = activation(op.at("activation"));
+  if (const auto all_reduce = op.optional("all_reduce")) m.all_reduce = all_reduce->boolean();
+  if (plan.tp_size > 1 && !m.all_reduce) op.at("all_reduce").fail(cat("true, as there are ", plan.tp_size, " ranks"));
+  return m;
 }
 
 Op read_lm_head(PlanReader& reader, const JsonField& op) {
@@ -193,7 +253,7 @@ Op read_lm_head(PlanReader& reader, const JsonField& op) {
   h.eps = eps(op.at("eps"));
   h.norm = reader.vector(op.at("norm"), plan.hidden_size);
   h.linear = linear_of(reader, op.at("linear"), plan, h.in);
-  const int rows = plan.vocab_size / plan.tp_size;  // of this rank
+  const int rows = plan.vocab_rows();
   op.at("vocab_size").integer(plan.vocab_size, plan.vocab_size);
   check_rows(op.at("linear"), plan.linears[h.linear], rows);
   h.softcap = softcap(op.at("softcap"));
@@ -211,6 +271,7 @@ Op read_op(PlanReader& reader, const JsonField& field) {
   if (op == "paged_attention") return read_paged_attention(reader, field);
   if (op == "linear_residual") return read_linear_residual(reader, field);
   if (op == "norm_swiglu") return read_norm_swiglu(reader, field);
+  if (op == "norm_moe") return read_norm_moe(reader, field);
   if (op == "lm_head") return read_lm_head(reader, field);
   name.fail("an op of this runtime");
 }

@@ -23,7 +23,9 @@ class PlanReader {
   const Tensor& tensor(const JsonField& field) const;
   /// A float32 tensor [size] named by `field`.
   std::span<const float> vector(const JsonField& field, std::int64_t size) const;
-  /// The same where `owner` has the member `key`; else empty.
+  /// A float32 tensor [rows, columns] named by `field`.
+  std::span<const float> matrix(const JsonField& field, std::int64_t rows, std::int64_t columns) const;
+  /// As `vector` where `owner` has the member `key`; else empty.
   std::span<const float> optional_vector(const JsonField& owner, std::string_view key, std::int64_t size) const;
   /// Index of a buffer that is `width` wide.
   int buffer(const JsonField& field, std::int64_t width) const;

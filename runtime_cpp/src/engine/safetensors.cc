@@ -138,6 +138,11 @@ const Tensor& SafeTensors::tensor(std::string_view tensor_name) const {
   return it->second;
 }
 
+std::string SafeTensors::find_metadata(std::string_view key) const {
+  const auto it = metadata_.find(key);
+  return it == metadata_.end() ? std::string() : it->second;
+}
+
 const std::string& SafeTensors::metadata(std::string_view key) const {
   const auto it = metadata_.find(key);
   if (it == metadata_.end()) fail(name_, cat("__metadata__ has no \"", key, '"'));

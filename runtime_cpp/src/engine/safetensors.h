@@ -41,6 +41,8 @@ class SafeTensors {
   const Tensor& tensor(std::string_view tensor_name) const;
   /// Text of `__metadata__`; throws Error(kEngine) where it is missing.
   const std::string& metadata(std::string_view key) const;
+  /// Likewise; empty where it is missing.
+  std::string find_metadata(std::string_view key) const;
 
  private:
   std::string name_;

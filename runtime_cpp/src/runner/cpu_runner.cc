@@ -1,16 +1,14 @@
 #include "aotllm/cpu_runner.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "aotllm/errors.h"
 #include "aotllm/thread_pool.h"
 #include "engine/plan.h"
 #include "kernels.h"
-#include "runner/kv_pool.h"
-#include "runner/lora.h"
-#include "runner/ops.h"
-#include "runner/step_batch.h"
-#include "runner/workspace.h"
+#include "runner/cpu_rank.h"
+#include "runner/rank_files.h"
 #include "support/cpu_topology.h"
 #include "support/strings.h"
 
@@ -19,116 +17,133 @@ namespace {
 
 constexpr int kMaxThreads = 4096;
 
-int resolve_threads(int num_threads) {
+int resolve_threads(int num_threads, int least) {
   if (num_threads < 0 || num_threads > kMaxThreads) {
     throw Error(ErrorKind::kInvalidRequest,
                 cat("num_threads: expected 0 (automatic) to ", kMaxThreads, ", got ", num_threads), "num_threads");
   }
-  return num_threads == 0 ? default_num_threads() : num_threads;
+  return std::max(num_threads == 0 ? default_num_threads() : num_threads, least);
 }
 
-Engine checked(Engine engine) {
-  if (engine.plan().target != Target::kCpu) {
+std::vector<Engine> checked(std::vector<Engine> engines) {
+  check_ranks(engines);
+  if (engines.front().plan().target != Target::kCpu) {
     throw Error(ErrorKind::kEngineIncompatible, "the engine is not for target cpu; build it with --target cpu");
   }
-  return engine;
+  return engines;
 }
 
-std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
-  std::vector<std::vector<QkvUnit>> units(plan.kv.layers.size());
-  for (const Op& op : plan.ops) {
-    const auto* qkv = std::get_if<NormQkvRopeOp>(&op);
-    if (qkv != nullptr) units[qkv->layer] = qkv_units(plan.linears[qkv->linear], qkv->heads);
+std::vector<Engine> one(Engine engine) {
+  std::vector<Engine> engines;
+  engines.push_back(std::move(engine));
+  return engines;
+}
+
+/// Of all ranks together.
+ModelShape shape_of(const std::vector<Engine>& engines) {
+  ModelShape shape = engines.front().shape();
+  for (std::size_t rank = 1; rank < engines.size(); ++rank) {
+    for (std::size_t group = 0; group < shape.kv_groups.size(); ++group) {
+      shape.kv_groups[group].bytes_per_block += engines[rank].shape().kv_groups[group].bytes_per_block;
+    }
   }
-  return units;
+  return shape;
 }
 
 }  // namespace
 
 struct CpuRunner::Impl {
-  Impl(Engine engine_in, const CpuRunnerOptions& options)
-      : engine(checked(std::move(engine_in))),
-        kernels(options.kernels != nullptr ? *options.kernels : cpu::kernels()),
-        units(layer_units(engine.plan())),
-        pool(resolve_threads(options.num_threads)),
-        space(engine.plan(), units, pool.num_threads()),
-        batch(engine.shape()),
-        lora(engine.plan()) {}
+  Impl(std::vector<Engine> engines, const CpuRunnerOptions& options)
+      : kernels(options.kernels != nullptr ? *options.kernels : cpu::kernels()),
+        shape(shape_of(engines)),
+        tp(engines.front().plan().tp_size),
+        pool(resolve_threads(options.num_threads, tp), tp),
+        batch(shape) {
+    for (Engine& engine : engines) {
+      ranks.push_back(std::make_unique<CpuRank>(std::move(engine), (pool.num_threads() + tp - 1) / tp));
+      spaces.push_back(&ranks.back()->space());
+    }
+  }
 
-  Engine engine;
+  const CpuRank& first() const noexcept { return *ranks.front(); }
+  /// The stages one after the other, on one thread.
+  void run(const CpuRank::Step& step, int thread) const;
+
   const cpu::Kernels& kernels;
-  std::vector<std::vector<QkvUnit>> units;
-  ThreadPool pool;
-  Workspace space;
+  ModelShape shape;
+  int tp;           ///< ranks of a stage
+  ThreadPool pool;  ///< a team for each of them; the stages take turns
   StepBatch batch;
-  Lora lora;
-  KvPool kv;
+  std::vector<std::unique_ptr<CpuRank>> ranks;  ///< [stage, rank of the stage]
+  std::vector<const Workspace*> spaces;         ///< of the ranks
 };
 
-CpuRunner::CpuRunner(Engine engine, const CpuRunnerOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(engine), options)) {}
+void CpuRunner::Impl::run(const CpuRank::Step& step, int thread) const {
+  const auto size = static_cast<std::size_t>(tp);
+  const auto team = static_cast<std::size_t>(pool.member(thread).team);
+  const CpuRank* before = nullptr;
+  for (std::size_t stage = 0; stage < ranks.size(); stage += size) {
+    const CpuRank* rank = ranks[stage + team].get();
+    rank->run(step, std::span(spaces).subspan(stage, size), before, thread);
+    before = rank;
+  }
+}
+
+CpuRunner::CpuRunner(Engine engine, const CpuRunnerOptions& options) : CpuRunner(one(std::move(engine)), options) {}
+CpuRunner::CpuRunner(std::vector<Engine> ranks, const CpuRunnerOptions& options)
+    : impl_(std::make_unique<Impl>(checked(std::move(ranks)), options)) {}
 
 CpuRunner::CpuRunner(CpuRunner&&) noexcept = default;
 CpuRunner& CpuRunner::operator=(CpuRunner&&) noexcept = default;
 CpuRunner::~CpuRunner() = default;
 
 const ModelShape& CpuRunner::shape() const {
-  return impl_->engine.shape();
+  return impl_->shape;
 }
 int CpuRunner::num_threads() const noexcept {
   return impl_->pool.num_threads();
 }
 const KvAllocation& CpuRunner::kv_allocation() const noexcept {
-  return impl_->kv.allocation();
+  return impl_->first().kv().allocation();
 }
 
 void CpuRunner::allocate_kv(const KvAllocation& allocation) {
-  if (impl_->kv.allocation().device_blocks[0] != 0)
-    throw Error(ErrorKind::kInternal, "allocate_kv: called a second time");
-  impl_->kv = KvPool(impl_->engine.plan().kv, allocation);
+  if (kv_allocation().device_blocks[0] != 0) throw Error(ErrorKind::kInternal, "allocate_kv: called a second time");
+  std::vector<const KvPlan*> plans;
+  for (const auto& rank : impl_->ranks) plans.push_back(&rank->plan().kv);
+  std::vector<KvPool> pools = make_kv_pools(plans, allocation);
+  for (std::size_t rank = 0; rank < pools.size(); ++rank) impl_->ranks[rank]->kv() = std::move(pools[rank]);
 }
 
 void CpuRunner::copy_blocks(std::span<const BlockCopy> copies) {
-  impl_->kv.copy_blocks(copies);
+  for (const auto& rank : impl_->ranks) rank->kv().copy_blocks(copies);
 }
 
 void CpuRunner::load_adapter(AdapterId id, const Adapter& adapter) {
-  impl_->lora.load(id, adapter);
+  if (impl_->ranks.size() > 1) {
+    throw Error(ErrorKind::kInvalidRequest,
+                "adapter: engines of several ranks take none; build the engine with --tp 1 --pp 1", "adapter");
+  }
+  impl_->ranks.front()->lora().load(id, adapter);
 }
 void CpuRunner::unload_adapter(AdapterId id) {
-  impl_->lora.unload(id);
+  impl_->ranks.front()->lora().unload(id);
 }
 std::int64_t CpuRunner::adapter_bytes() const noexcept {
-  return impl_->lora.bytes();
+  return impl_->ranks.front()->lora().bytes();
 }
 
 void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outputs) {
   Impl& impl = *impl_;
-  const Plan& plan = impl.engine.plan();
-  impl.batch.assign(sequences, impl.kv.allocation().device_blocks);
-  impl.lora.assign(sequences);
-  outputs.vocab_size = plan.vocab_size;
-  outputs.logits.resize(impl.batch.logit_rows().size() * static_cast<std::size_t>(plan.vocab_size));
-  outputs.hidden_size = plan.hidden_size;
-  outputs.hidden.resize(impl.batch.hidden_rows().size() * static_cast<std::size_t>(plan.hidden_size));
+  impl.batch.assign(sequences, kv_allocation().device_blocks);
+  for (const auto& rank : impl.ranks) rank->lora().assign(sequences);
+  outputs.vocab_size = impl.shape.vocab_size;
+  outputs.logits.resize(impl.batch.logit_rows().size() * static_cast<std::size_t>(outputs.vocab_size));
+  outputs.hidden_size = impl.shape.hidden_size;
+  outputs.hidden.resize(impl.batch.hidden_rows().size() * static_cast<std::size_t>(outputs.hidden_size));
 
-  const StepContext context{plan,
-                            impl.kernels,
-                            impl.units,
-                            impl.space,
-                            impl.kv,
-                            impl.batch,
-                            impl.lora,
-                            outputs.logits.data(),
-                            outputs.hidden.data(),
-                            impl.pool};
-  impl.pool.parallel([&](int index, int count) {
-    const Worker worker{context, index, count};
-    compute_rope(worker);
-    for (const Op& op : plan.ops) {
-      std::visit([&](const auto& o) { run(worker, o); }, op);
-    }
-  });
+  const CpuRank::Step step{impl.kernels, impl.batch, outputs.logits.data(), outputs.hidden.data(), impl.pool};
+  impl.pool.parallel([&](int thread, int /*count*/) { impl.run(step, thread); });
 }
 
 }  // namespace aotllm

@@ -44,25 +44,33 @@ KvMemory::KvMemory(const KvPlan& plan, const BlockCounts& num_blocks) {
   memory_ = PageBuffer(static_cast<std::size_t>(bytes));
 }
 
-KvPool::KvPool(const KvPlan& plan, const KvAllocation& allocation) {
-  const std::size_t num_groups = plan.groups.size();
+KvPool::KvPool(const KvPlan& plan, const KvAllocation& allocation)
+    : allocation_(allocation), device_(plan, allocation.device_blocks), host_(plan, allocation.host_blocks) {
   for (const KvGroup& group : plan.groups) group_layers_.push_back(group.layers);
-  allocation_ = checked_allocation(allocation, num_groups);
+}
 
-  const auto device_bytes = kv_bytes(plan, allocation_.device_blocks);
-  const auto host_bytes = kv_bytes(plan, allocation_.host_blocks);
+std::vector<KvPool> make_kv_pools(const std::vector<const KvPlan*>& ranks, const KvAllocation& asked) {
+  const std::size_t num_groups = ranks.front()->groups.size();
+  const KvAllocation allocation = checked_allocation(asked, num_groups);
   std::int64_t bytes = 0;
-  const bool overflow = !device_bytes || !host_bytes || __builtin_add_overflow(*device_bytes, *host_bytes, &bytes);
+  bool overflow = false;
+  for (const KvPlan* plan : ranks) {
+    for (const BlockCounts& counts : {allocation.device_blocks, allocation.host_blocks}) {
+      const auto part = kv_bytes(*plan, counts);
+      overflow |= !part || __builtin_add_overflow(bytes, *part, &bytes);
+    }
+  }
   // The kernel hands out pages that it does not have and kills the process that touches them: ask it beforehand.
   const std::int64_t available = free_memory().value_or(INT64_MAX);
   try {
     if (overflow || bytes > available) throw std::bad_alloc();
-    device_ = KvMemory(plan, allocation_.device_blocks);
-    host_ = KvMemory(plan, allocation_.host_blocks);
+    std::vector<KvPool> pools;
+    for (const KvPlan* plan : ranks) pools.emplace_back(*plan, allocation);
+    return pools;
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::kInvalidRequest,
-                cat("no memory for ", describe(allocation_.device_blocks, num_groups), " KV blocks and ",
-                    describe(allocation_.host_blocks, num_groups), " host blocks (",
+                cat("no memory for ", describe(allocation.device_blocks, num_groups), " KV blocks and ",
+                    describe(allocation.host_blocks, num_groups), " host blocks (",
                     overflow ? "more than 2^63" : std::to_string(bytes), " bytes, ", available,
                     " are free); ask for fewer blocks"),
                 "num_blocks");

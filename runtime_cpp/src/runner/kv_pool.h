@@ -47,8 +47,7 @@ class KvMemory {
 class KvPool {
  public:
   KvPool() = default;
-  /// Throws Error(kInvalidRequest) for numbers of blocks that are not positive (negative, on the host) or for which
-  /// there is no memory.
+  /// `allocation` is sound (`checked_allocation`). Throws std::bad_alloc where the address space cannot be had.
   KvPool(const KvPlan& plan, const KvAllocation& allocation);
 
   /// Zero for groups that the plan does not have.
@@ -68,5 +67,9 @@ class KvPool {
   KvMemory device_;
   KvMemory host_;
 };
+
+/// A pool for each rank, all of the same blocks. Throws Error(kInvalidRequest) for numbers of blocks that are not
+/// positive (negative, on the host) or for which there is no memory.
+std::vector<KvPool> make_kv_pools(const std::vector<const KvPlan*>& ranks, const KvAllocation& allocation);
 
 }  // namespace aotllm

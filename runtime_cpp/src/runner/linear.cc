@@ -44,7 +44,8 @@ void for_each_head_group(const Linear& linear, int count, int head_dim, std::ini
   }
 }
 
-/// Activations from row `row` on, of a linear of `k` columns.
+}  // namespace
+
 cpu::Activations rows_from(const cpu::Activations& a, int row, int k) {
   cpu::Activations from = a;
   if (a.x != nullptr) from.x += row * a.x_stride;
@@ -55,8 +56,6 @@ cpu::Activations rows_from(const cpu::Activations& a, int row, int k) {
   }
   return from;
 }
-
-}  // namespace
 
 int row_of_panel(const Linear& linear, int panel) {
   if (panel >= linear.panels) return linear.n;

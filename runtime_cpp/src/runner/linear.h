@@ -11,6 +11,9 @@ namespace aotllm {
 /// First row of panel `panel`; n for the panel past the end.
 int row_of_panel(const Linear& linear, int panel);
 
+/// Activations from row `row` on, of a linear of `k` columns.
+cpu::Activations rows_from(const cpu::Activations& a, int row, int k);
+
 /// The products of a tile: row r of the tile goes to y + r · y_stride, its first column is
 /// row_of_panel(tile.panel_begin) of the linear. `a` holds all rows of the input.
 void multiply(const cpu::Kernels& kernels, const Linear& linear, const cpu::Activations& a, const Tile& tile, float* y,

@@ -10,33 +10,45 @@
 #include "runner/kv_pool.h"
 #include "runner/linear.h"
 #include "runner/lora.h"
+#include "runner/partition.h"
 #include "runner/step_batch.h"
 #include "runner/workspace.h"
 
 namespace aotllm {
 
-/// What the threads of a step share.
+/// What the threads of a step share; those of a rank, where there are several.
 struct StepContext {
   const Plan& plan;
   const cpu::Kernels& kernels;
   const std::vector<std::vector<QkvUnit>>& units;  ///< per layer
-  const Workspace& space;
+  std::span<const Workspace* const> spaces;        ///< of all ranks
+  const Workspace& space;                          ///< this rank's
   const KvPool& kv;
   const StepBatch& batch;
   const Lora& lora;
-  float* logits;  ///< [logit rows, vocab_size]
-  float* hidden;  ///< [hidden rows, hidden_size]
+  float* logits;  ///< [logit rows, vocab_size], of all ranks together
+  float* hidden;  ///< [hidden rows, hidden_size], written by rank 0
   ThreadPool& pool;
+
+  bool has_ranks() const noexcept { return spaces.size() > 1; }
+  bool is_first_rank() const noexcept { return plan.tp_rank == 0; }
 };
 
-/// One thread's view of a step. All threads run the same ops in the same order, each on its share of rows and panels.
+/// One thread's view of a step. All threads run the same ops in the same order, each on its share of rows and panels of
+/// its rank's.
 struct Worker {
   const StepContext& step;
-  int index;
+  int index;  ///< among the threads of the rank
   int count;
+  int thread;  ///< among those of all ranks
 
   const ThreadSpace& own() const noexcept { return step.space.thread(index); }
-  void barrier() const { step.pool.barrier(); }
+  /// Of the rank.
+  void barrier() const { step.pool.barrier(step.plan.tp_rank); }
+  /// Of all ranks.
+  void meet() const { step.pool.barrier(); }
+  /// This thread's share of what all ranks do together.
+  Range common_share(std::int64_t items) const noexcept { return split(items, thread, step.pool.num_threads()); }
 };
 
 /// The rows that an op reads, and the norm that it applies to them.
@@ -70,6 +82,7 @@ void run(const Worker& worker, const NormQkvRopeOp& op);
 void run(const Worker& worker, const PagedAttentionOp& op);
 void run(const Worker& worker, const LinearResidualOp& op);
 void run(const Worker& worker, const NormSwigluOp& op);
+void run(const Worker& worker, const NormMoeOp& op);
 void run(const Worker& worker, const LmHeadOp& op);
 
 }  // namespace aotllm

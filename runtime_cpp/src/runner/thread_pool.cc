@@ -36,16 +36,27 @@ std::uint32_t wait_for_change(const std::atomic<std::uint32_t>& value, std::uint
   }
 }
 
-int checked(int num_threads) {
-  if (num_threads < 1)
-    throw Error(ErrorKind::kInternal, cat("thread pool: expected at least 1 thread, got ", num_threads));
+int checked(int num_threads, int num_teams) {
+  if (num_teams < 1 || num_threads < num_teams) {
+    throw Error(ErrorKind::kInternal, cat("thread pool: expected at least 1 thread in each of at least 1 team, got ",
+                                          num_threads, " threads and ", num_teams, " teams"));
+  }
   return num_threads;
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(checked(num_threads)), spins_(num_threads <= default_num_threads() ? kSpins : 0) {
+ThreadPool::ThreadPool(int num_threads, int num_teams)
+    : num_threads_(checked(num_threads, num_teams)),
+      spins_(num_threads <= default_num_threads() ? kSpins : 0),
+      barriers_(num_teams == 1 ? 1 : static_cast<std::size_t>(num_teams) + 1) {
+  barriers_.front().size = static_cast<std::uint32_t>(num_threads);
+  for (int team = 0; team < num_teams; ++team) {
+    const auto bound = [&](int t) { return static_cast<int>(std::int64_t{num_threads} * t / num_teams); };
+    const int count = bound(team + 1) - bound(team);
+    for (int index = 0; index < count; ++index) members_.push_back({team, index, count});
+    if (num_teams > 1) barriers_[static_cast<std::size_t>(team) + 1].size = static_cast<std::uint32_t>(count);
+  }
   threads_.reserve(num_threads_ - 1);
   try {
     for (int index = 1; index < num_threads_; ++index) threads_.emplace_back([this, index] { work(index); });
@@ -79,7 +90,7 @@ void ThreadPool::work(int index) {
 void ThreadPool::run(Job job) {
   job_ = job;
   failed_.store(false, std::memory_order_relaxed);
-  arrived_.store(0, std::memory_order_relaxed);
+  for (Barrier& barrier : barriers_) barrier.arrived.store(0, std::memory_order_relaxed);
   running_.store(static_cast<std::uint32_t>(num_threads_ - 1), std::memory_order_relaxed);
   if (num_threads_ > 1) {
     generation_.fetch_add(1, std::memory_order_release);
@@ -106,20 +117,22 @@ void ThreadPool::fail(std::exception_ptr error) noexcept {
     if (!error_) error_ = std::move(error);
   }
   failed_.store(true, std::memory_order_release);
-  phase_.fetch_add(1, std::memory_order_acq_rel);  // releases those who wait at a barrier
-  phase_.notify_all();
+  for (Barrier& barrier : barriers_) {  // releases those who wait there
+    barrier.phase.fetch_add(1, std::memory_order_acq_rel);
+    barrier.phase.notify_all();
+  }
 }
 
-void ThreadPool::barrier() {
-  if (num_threads_ == 1) return;
-  const auto phase = phase_.load(std::memory_order_acquire);
+void ThreadPool::wait_at(Barrier& barrier) {
+  if (barrier.size == 1 && !failed_.load(std::memory_order_acquire)) return;
+  const auto phase = barrier.phase.load(std::memory_order_acquire);
   if (failed_.load(std::memory_order_acquire)) throw RegionAborted{};
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(num_threads_)) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.fetch_add(1, std::memory_order_release);
-    phase_.notify_all();
+  if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == barrier.size) {
+    barrier.arrived.store(0, std::memory_order_relaxed);
+    barrier.phase.fetch_add(1, std::memory_order_release);
+    barrier.phase.notify_all();
   } else {
-    wait_for_change(phase_, phase, spins_);
+    wait_for_change(barrier.phase, phase, spins_);
     if (failed_.load(std::memory_order_acquire)) throw RegionAborted{};
   }
 }

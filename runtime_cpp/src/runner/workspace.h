@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/plan.h"
+#include "runner/expert_rows.h"
 #include "runner/linear.h"
 #include "support/page_buffer.h"
 
@@ -22,6 +23,16 @@ struct ThreadSpace {
   ActivationRows row;        ///< of one row
   float* tile = nullptr;     ///< [kTileRows, tile width]
   float* tile_up = nullptr;  ///< the same, for the second of two products
+  ExpertRows experts;        ///< of the op at hand; null where the plan has no norm_moe
+};
+
+/// What `norm_moe` needs besides, null where the plan has none. A slot is a choice of a row (`ExpertRows`).
+struct ExpertSpace {
+  float* logits = nullptr;          ///< [rows, num_experts]
+  std::int32_t* choices = nullptr;  ///< [rows, top_k]
+  float* weights = nullptr;         ///< [rows, top_k]
+  ActivationRows in;                ///< [slots, width], as far as the weights read it
+  ActivationRows gated;             ///< [slots, neurons]
 };
 
 /// Everything that a step writes besides the logits and the KV pool: the arena of the plan's buffers and what the ops
@@ -34,20 +45,23 @@ class Workspace {
   /// Buffer `index` of the plan: [max_num_tokens, width].
   float* buffer(int index) const noexcept { return buffers_[index]; }
   const ActivationRows& rows() const noexcept { return rows_; }
-  /// [max_num_tokens, widest post-normalized linear]
-  float* unnormalized() const noexcept { return unnormalized_; }
+  /// Products that are not added as they are made: [max_num_tokens, widest linear whose product is summed over ranks or
+  /// normalized first]
+  float* products() const noexcept { return products_; }
   /// [max_num_tokens, half] of RoPE table `table`.
   float* cos(int table) const noexcept { return cos_[table]; }
   float* sin(int table) const noexcept { return sin_[table]; }
+  const ExpertSpace& experts() const noexcept { return experts_; }
   const ThreadSpace& thread(int index) const noexcept { return threads_[index]; }
 
  private:
   PageBuffer memory_;
   std::vector<float*> buffers_;
   ActivationRows rows_;
-  float* unnormalized_ = nullptr;
+  float* products_ = nullptr;
   std::vector<float*> cos_;
   std::vector<float*> sin_;
+  ExpertSpace experts_;
   std::vector<ThreadSpace> threads_;
 };
 

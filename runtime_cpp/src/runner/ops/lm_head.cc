@@ -6,9 +6,10 @@
 namespace aotllm {
 namespace {
 
-/// What the head reads, for the rows that want just that.
+/// What the head reads, for the rows that want just that. It is the same on all ranks.
 void write_hidden(const Worker& worker, const LmHeadOp& op, int k) {
   const StepContext& step = worker.step;
+  if (!step.is_first_rank()) return;
   const std::span<const std::int32_t> rows = step.batch.hidden_rows();
   const Range share = split(std::ssize(rows), worker.index, worker.count);
   for (std::int64_t i = share.begin; i < share.end; ++i) {
@@ -33,12 +34,13 @@ void run(const Worker& worker, const LmHeadOp& op) {
   const int num_rows = static_cast<int>(rows.size());
   const cpu::Activations a =
       prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, rows, num_rows}, {op.linear});
+  const std::ptrdiff_t stride = step.plan.vocab_size;
   const auto run_tile = [&](const Tile& tile) {
     const int column = row_of_panel(linear, tile.panel_begin);
     const int width = row_of_panel(linear, tile.panel_end) - column;
-    float* y = step.logits + std::ptrdiff_t{tile.row_begin} * linear.n + column;
-    multiply(step.kernels, linear, a, tile, y, linear.n);
-    for (int row = tile.row_begin; row < tile.row_end; ++row, y += linear.n) {
+    float* y = step.logits + tile.row_begin * stride + step.plan.vocab_begin() + column;
+    multiply(step.kernels, linear, a, tile, y, stride);
+    for (int row = tile.row_begin; row < tile.row_end; ++row, y += stride) {
       if (!op.bias.empty()) step.kernels.add(y, op.bias.data() + column, width, y);
       if (op.softcap > 0.0f) step.kernels.softcap(y, width, op.softcap);
     }

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "aotllm/engine.h"
+#include "aotllm/model_runner.h"
+#include "aotllm/thread_pool.h"
+#include "kernels.h"
+#include "runner/kv_pool.h"
+#include "runner/linear.h"
+#include "runner/lora.h"
+#include "runner/ops.h"
+#include "runner/step_batch.h"
+#include "runner/workspace.h"
+
+namespace aotllm {
+
+/// One rank of an engine of target cpu: what it holds, and what its threads write.
+class CpuRank {
+ public:
+  /// `num_threads`: most threads that run it.
+  CpuRank(Engine engine, int num_threads);
+  CpuRank(CpuRank&&) = delete;
+
+  const Engine& engine() const noexcept { return engine_; }
+  const Plan& plan() const noexcept { return engine_.plan(); }
+  const Workspace& space() const noexcept { return space_; }
+  Lora& lora() noexcept { return lora_; }
+  KvPool& kv() noexcept { return kv_; }
+  const KvPool& kv() const noexcept { return kv_; }
+
+  /// What the ranks of a step share.
+  struct Step {
+    const cpu::Kernels& kernels;
+    const StepBatch& batch;
+    float* logits;
+    float* hidden;
+    ThreadPool& pool;
+  };
+
+  /// The rank's ops, on one of its threads. `spaces` are those of all ranks of the stage, `before` the rank of the same
+  /// place in the stage before; null for the first stage.
+  void run(const Step& step, std::span<const Workspace* const> spaces, const CpuRank* before, int thread) const;
+
+ private:
+  void receive(const Worker& worker, const CpuRank& before) const;
+
+  Engine engine_;
+  std::vector<std::vector<QkvUnit>> units_;  ///< per layer
+  Workspace space_;
+  Lora lora_;
+  KvPool kv_;
+};
+
+}  // namespace aotllm
