@@ -25,6 +25,7 @@ struct BatchOptions {
   std::vector<TokenId> eos_token_ids = kEos;
   FakeRunner::Hook hook{};
   DraftProposer* proposer = nullptr;
+  Background* background = nullptr;
   Watchdog* watchdog = nullptr;
   std::function<std::unique_ptr<FakeRunner>(const ModelShape&, FakeRunner::Hook)> make_runner =
       [](const ModelShape& its_shape, FakeRunner::Hook its_hook) {
@@ -32,11 +33,24 @@ struct BatchOptions {
       };
 };
 
-/// The batch on a runner that samples.
-inline BatchOptions sampling_options() {
+/// The batch on another kind of runner.
+template <class Runner>
+BatchOptions options_with() {
   BatchOptions options;
   options.make_runner = [](const ModelShape& shape, FakeRunner::Hook hook) {
-    return std::make_unique<SamplingRunner>(shape, std::move(hook));
+    return std::make_unique<Runner>(shape, std::move(hook));
+  };
+  return options;
+}
+
+/// The batch on a runner that samples, and can do what `support` says beside it.
+template <class Runner = SamplingRunner>
+BatchOptions sampling_options(const SamplingSupport& support = {}) {
+  BatchOptions options;
+  options.make_runner = [support](const ModelShape& shape, FakeRunner::Hook hook) {
+    auto runner = std::make_unique<Runner>(shape, std::move(hook));
+    runner->support = support;
+    return runner;
   };
   return options;
 }
@@ -49,7 +63,7 @@ class Batch {
   explicit Batch(const ManagerConfig& config, const BatchOptions& options = {})
       : limits(resolve_limits(options.shape, with_eos(config, options.eos_token_ids), {})),
         runner(options.make_runner(options.shape, options.hook)),
-        batcher(*runner, limits, {options.proposer, nullptr, options.watchdog}) {
+        batcher(*runner, limits, {options.proposer, options.background, options.watchdog}) {
     KvAllocation allocation;
     for (std::size_t group = 0; group < limits.kv_memory.groups.size(); ++group) {
       allocation.device_blocks[group] = limits.kv_memory.groups[group].device_blocks;
@@ -111,6 +125,8 @@ class Batch {
       EXPECT_FALSE(ended(key.first, key.second)) << "news of request " << key.first << " after its last";
       std::vector<TokenId>& all = tokens_of[key];
       all.insert(all.end(), response.token_ids.begin(), response.token_ids.end());
+      std::vector<TokenLogprobs>& logprobs = logprobs_of[key];
+      logprobs.insert(logprobs.end(), response.logprobs.begin(), response.logprobs.end());
       if (!response.prompt_logprobs.empty()) {
         prompt_logprobs[key.first] = response.prompt_logprobs;
       }
@@ -130,6 +146,7 @@ class Batch {
   std::map<RequestId, std::vector<TokenLogprobs>> prompt_logprobs;
   std::map<Key, std::vector<TokenId>> tokens_of;
   std::map<Key, Response> last_of;
+  std::map<Key, std::vector<TokenLogprobs>> logprobs_of;
 
  private:
   static ManagerConfig with_eos(ManagerConfig config, const std::vector<TokenId>& eos_token_ids) {

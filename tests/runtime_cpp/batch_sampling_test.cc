@@ -97,7 +97,7 @@ TEST(BatchSampling, WhatIsOnStaysOnInSinglePrecision) {
   EXPECT_LT(recorder(batch).asked.at(0).top_p, 1.0F);
 }
 
-/// What only the host can do, one at a time.
+/// What only the host can do where the runner can do no more than draw, one at a time.
 TEST(BatchSampling, WhoNeedsLogitsGetsThem) {
   const std::vector<std::function<void(Request&)>> needs = {
       [](Request& request) { request.logprobs = 2; },

@@ -62,55 +62,71 @@ std::unique_ptr<GptManager> manager(const ManagerConfig& config, const ModelShap
                                       std::move(proposer));
 }
 
-/// A hundred storms: requests that share prefixes come from one thread while another cancels half of them, in whatever
-/// state they are. Those that are left say what they would say alone, and nothing of the others stays behind.
+/// Requests that share prefixes come from one thread while another cancels half of them, in whatever state they are.
+/// Those that are left say what they would say alone, and nothing of the others stays behind.
+void storms(GptManager& manager, const ModelShape& shape, int count) {
+  std::mt19937 random(7);
+  for (int storm = 0; storm < count; ++storm) {
+    std::map<RequestId, Request> requests;
+    std::vector<RequestId> ids;
+    for (int i = 0; i < 12; ++i) {
+      std::vector<TokenId> prompt(1 + random() % 25, 4 + static_cast<TokenId>(random() % 2));
+      Request asked = greedy_request(std::move(prompt), 1 + static_cast<std::int32_t>(random() % 20));
+      asked.n = 1 + static_cast<std::int32_t>(random() % 2);
+      ids.push_back(manager.submit(asked));
+      requests[ids.back()] = asked;
+    }
+    std::thread canceller([&] {
+      for (std::size_t i = 0; i < ids.size(); i += 2) {
+        manager.cancel(ids[i]);
+      }
+    });
+    Answers answers;
+    std::size_t sequences = 0;
+    for (const auto& [id, asked] : requests) {
+      sequences += static_cast<std::size_t>(asked.n);
+    }
+    answers.poll_until(manager, sequences);
+    canceller.join();
+    for (const auto& [key, last] : answers.last) {
+      const Request& asked = requests[key.first];
+      const std::vector<TokenId> expected =
+          expected_output(asked, shape, manager.max_seq_len(), {}, static_cast<std::uint32_t>(key.second)).tokens;
+      const std::vector<TokenId>& got = answers.tokens[key];
+      if (last.finish_reason == FinishReason::kCancelled) {
+        ASSERT_LE(got.size(), expected.size());
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), expected.begin()));
+      } else {
+        ASSERT_EQ(got, expected) << last.error_message;
+      }
+    }
+    const Stats stats = manager.stats();
+    ASSERT_EQ(stats.running + stats.queued + stats.blocks_used, 0);
+  }
+}
+
+ManagerConfig stormy_config() {
+  ManagerConfig config;
+  config.num_kv_blocks = 16;
+  config.max_chunk_tokens = 5;
+  config.kv_host_bytes = 10 * 64;
+  config.max_queue_size = 1000;
+  return config;
+}
+
 TEST(GptManagerStorm, AHundredStormsOfCancellationsTouchNobodyElse) {
   for (const ModelShape& shape : {small_shape(), windowed_shape()}) {
-    ManagerConfig config;
-    config.num_kv_blocks = 16;
-    config.max_chunk_tokens = 5;
-    config.kv_host_bytes = 10 * 64;
+    ManagerConfig config = stormy_config();
     config.num_speculative_tokens = 2;
-    config.max_queue_size = 1000;
-    const auto mgr = manager(config, shape, std::make_unique<MockProposer>(shape, 3));
-    std::mt19937 random(7);
-    for (int storm = 0; storm < 50; ++storm) {
-      std::map<RequestId, Request> requests;
-      std::vector<RequestId> ids;
-      for (int i = 0; i < 12; ++i) {
-        std::vector<TokenId> prompt(1 + random() % 25, 4 + static_cast<TokenId>(random() % 2));
-        Request asked = greedy_request(std::move(prompt), 1 + static_cast<std::int32_t>(random() % 20));
-        asked.n = 1 + static_cast<std::int32_t>(random() % 2);
-        ids.push_back(mgr->submit(asked));
-        requests[ids.back()] = asked;
-      }
-      std::thread canceller([&] {
-        for (std::size_t i = 0; i < ids.size(); i += 2) {
-          mgr->cancel(ids[i]);
-        }
-      });
-      Answers answers;
-      std::size_t sequences = 0;
-      for (const auto& [id, asked] : requests) {
-        sequences += static_cast<std::size_t>(asked.n);
-      }
-      answers.poll_until(*mgr, sequences);
-      canceller.join();
-      for (const auto& [key, last] : answers.last) {
-        const Request& asked = requests[key.first];
-        const std::vector<TokenId> expected =
-            expected_output(asked, shape, mgr->max_seq_len(), {}, static_cast<std::uint32_t>(key.second)).tokens;
-        const std::vector<TokenId>& got = answers.tokens[key];
-        if (last.finish_reason == FinishReason::kCancelled) {
-          ASSERT_LE(got.size(), expected.size());
-          ASSERT_TRUE(std::equal(got.begin(), got.end(), expected.begin()));
-        } else {
-          ASSERT_EQ(got, expected) << last.error_message;
-        }
-      }
-      const Stats stats = mgr->stats();
-      ASSERT_EQ(stats.running + stats.queued + stats.blocks_used, 0);
-    }
+    storms(*manager(config, shape, std::make_unique<MockProposer>(shape, 3)), shape, 50);
+  }
+}
+
+TEST(GptManagerStorm, NorWhereStepsAreQueued) {
+  for (const ModelShape& shape : {small_shape(), windowed_shape()}) {
+    GptManager queueing(std::make_unique<testing::QueueingRunner>(shape), stormy_config());
+    storms(queueing, shape, 50);
+    EXPECT_GT(queueing.stats().steps_queued, 100);
   }
 }
 

@@ -87,6 +87,20 @@ class Random {
     return request;
   }
 
+  /// Likewise, but its next step may begin before the tokens of the one before are known.
+  Request plain_request(std::int32_t max_seq_len) {
+    Request plain = request(max_seq_len);
+    plain.prompt_logprobs = -1;
+    const SamplingParams params = std::exchange(plain.sampling, {});
+    plain.sampling.max_tokens = params.max_tokens;
+    plain.sampling.temperature = params.temperature;
+    plain.sampling.seed = params.seed;
+    plain.sampling.top_k = params.top_k;
+    plain.sampling.ignore_eos = params.ignore_eos;
+    plain.sampling.stop_token_ids = params.stop_token_ids;
+    return plain;
+  }
+
   void add_processors(SamplingParams& params) {
     params.repetition_penalty = 0.5 * between(1, 4);
     params.presence_penalty = between(-2, 2);
@@ -135,8 +149,11 @@ struct Witness {
   std::int64_t copied = 0;
   std::int64_t onloaded = 0;
   std::int64_t accepted = 0;
-  std::int64_t drawn = 0;  ///< by the runner
+  std::int64_t drawn = 0;   ///< by the runner
+  std::int64_t queued = 0;  ///< steps behind others
 };
+
+enum class Kind { kAny, kPlain };
 
 void expect_answer(Batch& batch, const ModelShape& shape, RequestId id, std::int32_t index, const Request& request,
                    Witness& witness) {
@@ -164,12 +181,12 @@ void expect_answer(Batch& batch, const ModelShape& shape, RequestId id, std::int
   }
 }
 
-void random_load(std::uint32_t seed, const ModelShape& shape, BatchOptions options, Witness& witness) {
+void random_load(std::uint32_t seed, const ModelShape& shape, BatchOptions options, Witness& witness, Kind kind) {
   SCOPED_TRACE(seed);
   Random random(seed);
   MockProposer proposer(shape, static_cast<std::uint64_t>(random.between(1, 9)));
   options.shape = shape;
-  options.proposer = random.one_in(2) ? &proposer : nullptr;
+  options.proposer = random.one_in(2) && kind == Kind::kAny ? &proposer : nullptr;
   Batch batch(random.config(shape), options);
   if (batch.limits.max_seq_len < 2) {
     return;
@@ -178,7 +195,8 @@ void random_load(std::uint32_t seed, const ModelShape& shape, BatchOptions optio
   const std::int32_t count = random.between(1, 25);
   while (static_cast<std::int32_t>(requests.size()) < count || !batch.batcher.idle()) {
     while (static_cast<std::int32_t>(requests.size()) < count && random.one_in(2)) {
-      const Request request = random.request(batch.limits.max_seq_len);
+      const Request request = kind == Kind::kAny ? random.request(batch.limits.max_seq_len)
+                                                 : random.plain_request(batch.limits.max_seq_len);
       requests[batch.add(request)] = request;
     }
     if (random.one_in(30) && !requests.empty()) {
@@ -207,12 +225,13 @@ void random_load(std::uint32_t seed, const ModelShape& shape, BatchOptions optio
   witness.onloaded += stats.cache.onloaded_blocks;
   witness.accepted += stats.accepted_tokens;
   witness.drawn += batch.runner->num_drawn_tokens();
+  witness.queued += stats.steps_queued;
 }
 
-void random_loads(std::uint32_t count, const BatchOptions& options, Witness& witness) {
+void random_loads(std::uint32_t count, const BatchOptions& options, Witness& witness, Kind kind = Kind::kAny) {
   for (std::uint32_t seed = 0; seed < count && !::testing::Test::HasFatalFailure(); ++seed) {
     try {
-      random_load(seed, seed % 3 == 0 ? windowed_shape() : small_shape(), options, witness);
+      random_load(seed, seed % 3 == 0 ? windowed_shape() : small_shape(), options, witness, kind);
     } catch (const std::exception& e) {
       FAIL() << "seed " << seed << ": " << e.what();
     }
@@ -225,6 +244,20 @@ TEST(InflightBatcher, AnswersAreTheSameWhereTheRunnerSamples) {
   EXPECT_GT(witness.preemptions, 100);
   EXPECT_GT(witness.accepted, 300);
   EXPECT_GT(witness.drawn, 3000);
+}
+
+TEST(InflightBatcher, AnswersAreTheSameWhereStepsAreQueued) {
+  Witness witness;
+  random_loads(1000, testing::options_with<testing::QueueingRunner>(), witness, Kind::kPlain);
+  EXPECT_GT(witness.queued, witness.steps / 3);
+  EXPECT_GT(witness.preemptions, 100);
+  EXPECT_GT(witness.cancelled, 30);
+  EXPECT_GT(witness.copied, 100);
+  EXPECT_GT(witness.onloaded, 50);
+  const std::int64_t queued = witness.queued;
+  random_loads(500, testing::options_with<testing::QueueingRunner>(), witness);
+  EXPECT_GT(witness.queued, queued);
+  EXPECT_GT(witness.accepted, 300);
 }
 
 TEST(InflightBatcher, AnswersAreThoseOfARequestAloneUnderRandomLoad) {

@@ -9,8 +9,6 @@
 namespace aotllm::cuda {
 namespace {
 
-constexpr std::int32_t kNoToken = -1;
-
 /// The best token of a thread, then of more and more of them: the largest logit, the lowest id among equals.
 struct Best {
   float logit = -INFINITY;
@@ -33,8 +31,8 @@ struct Best {
 
 /// Rank as above → token.
 __device__ std::int32_t token_of(std::uint64_t rank) {
-  const bool none = rank == ~std::uint64_t{0} || static_cast<std::uint32_t>(rank >> 32) <= kMinusInfinity;
-  return none ? kNoToken : static_cast<std::int32_t>(~static_cast<std::uint32_t>(rank));
+  const auto key = static_cast<std::uint32_t>(rank >> 32);  // above all others where a logit is damaged
+  return is_finite_key(key) ? static_cast<std::int32_t>(~static_cast<std::uint32_t>(rank)) : no_token(key);
 }
 
 /// Best token of a block's part of `row`.

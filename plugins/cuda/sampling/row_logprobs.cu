@@ -42,7 +42,7 @@ __device__ void write_row(const RowLogprobsArgs& args, int index, Row& row) {
   const double log_sum = log(static_cast<double>(row.total_mass(weights, kMinusInfinity)) * 0x1.0p-45);
   const auto logprob = [&](float logit) { return (static_cast<double>(logit) - max_logit) - log_sum; };
   if (speaks && threadIdx.x == 0) {
-    const std::int32_t token = args.tokens[index];
+    const std::int32_t token = args.tokens[source];
     args.logprobs[index] = token < 0 || token >= args.vocab_size ? nan : logprob(logits[token]);
   }
   if (args.num_top == 0) return;
@@ -76,11 +76,11 @@ __global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads,
 
 void row_logprobs(const RowLogprobsArgs& args, const Stream& stream) {
   if (args.num_rows == 0) return;
-  if (args.vocab_size < 1 || args.vocab_size > 1 << kIdBits || args.num_top < 0 || args.num_top > kMaxTopLogprobs) {
-    throw Error(ErrorKind::kInternal,
-                "log-probabilities on the device are for vocabularies of 1 to 262144 tokens, of " +
-                    std::to_string(args.vocab_size) + " here, and list at most 256, " + std::to_string(args.num_top) +
-                    " here");
+  if (args.vocab_size < 1 || args.vocab_size > kMaxSampledVocab || args.num_top < 0 || args.num_top > kMaxTopLogprobs) {
+    throw Error(ErrorKind::kInternal, "log-probabilities on the device are for vocabularies of 1 to " +
+                                          std::to_string(kMaxSampledVocab) + " tokens, of " +
+                                          std::to_string(args.vocab_size) + " here, and list at most 256, " +
+                                          std::to_string(args.num_top) + " here");
   }
   const std::size_t bytes = shared_bytes(args.vocab_size);
   check(cudaFuncSetAttribute(row_logprobs_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),

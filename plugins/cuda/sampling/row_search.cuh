@@ -9,6 +9,7 @@
 
 #include "sampling/adjustment.cuh"
 #include "sampling/row_split.cuh"
+#include "sampling/sampling.h"
 
 // A row of logits spread over the shared memory of a cluster, and searches in its order: most likely first, the lower
 // id first among equals.
@@ -20,9 +21,10 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 768;  // of a histogram; so many that two blocks with 19,000 logits each fit into an SM
 constexpr int kSlice = kBins / kClusterSize;
 constexpr int kListCapacity = 256;  // tokens that are compared with one another
-constexpr int kIdBits = 18;
+constexpr int kIdBits = 19;
 constexpr std::uint32_t kIdMask = (1U << kIdBits) - 1;
 
+static_assert(kMaxSampledVocab <= 1 << kIdBits);
 static_assert(kBins % kClusterSize == 0 && kSlice <= kThreads && kBins <= 2 * kThreads);
 
 /// Decreases from token to token in the row's order.

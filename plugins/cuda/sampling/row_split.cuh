@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "aotllm/model_runner.h"
+
 namespace aotllm::cuda {
 
 constexpr std::uint32_t kMinusInfinity = 0x007FFFFF;  // key of -inf
@@ -27,6 +29,11 @@ __device__ inline std::uint64_t warp_max(std::uint64_t value) {
 /// Of the largest key of a row: whether a token can be chosen from it.
 __device__ inline bool is_finite_key(std::uint32_t key) {
   return key > kMinusInfinity && key < kPlusInfinity;
+}
+
+/// What a row without a token says, whose largest key is `key`.
+__device__ inline std::int32_t no_token(std::uint32_t key) {
+  return key <= kMinusInfinity ? kNothingAllowed : kDamagedRow;
 }
 
 /// How blocks split a row: at multiples of 16 bytes, into units of 4 tokens. Up to 3 tokens are left over before the

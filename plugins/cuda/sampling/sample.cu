@@ -122,7 +122,7 @@ __device__ void sample_row(const SamplingArgs& args, double log_unreachable, int
   const std::uint64_t best = row.best();
   const std::uint32_t max_key = key_at(best);
   if (!is_finite_key(max_key) || params.temperature == 0.0F) {
-    if (speaks) *token = is_finite_key(max_key) ? id_at(best) : -1;
+    if (speaks) *token = is_finite_key(max_key) ? id_at(best) : no_token(max_key);
     return;
   }
   prepare(params, log_unreachable, max_key, draw);
@@ -155,8 +155,9 @@ std::size_t sampling_workspace_bytes(int /*num_rows*/, int /*vocab_size*/) {
 
 void sample(const SamplingArgs& args, const Stream& stream) {
   if (args.num_rows == 0) return;
-  if (args.vocab_size < 1 || args.vocab_size > 1 << kIdBits) {
-    throw Error(ErrorKind::kInternal, "sampling on the device is for vocabularies of 1 to 262144 tokens, not of " +
+  if (args.vocab_size < 1 || args.vocab_size > kMaxSampledVocab) {
+    throw Error(ErrorKind::kInternal, "sampling on the device is for vocabularies of 1 to " +
+                                          std::to_string(kMaxSampledVocab) + " tokens, not of " +
                                           std::to_string(args.vocab_size));
   }
   const double log_unreachable = -53.0 * std::log(2.0) - std::log(static_cast<double>(args.vocab_size));

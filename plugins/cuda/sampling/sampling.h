@@ -11,13 +11,8 @@ namespace aotllm::cuda {
 /// Count of a token that is in the prompt; the other bits tell how often it was generated.
 constexpr std::uint32_t kSeenInPrompt = 0x80000000U;
 
-/// Penalties of a row, with the meaning of those of SamplingParams.
-struct RowPenalties {
-  double repetition = 1.0;
-  double presence = 0.0;
-  double frequency = 0.0;
-  std::int32_t slot = -1;  ///< row of the counts; -1 = no penalties
-};
+/// The largest vocabulary of `sample` and `row_logprobs`: eight blocks hold a row in their shared memory.
+constexpr int kMaxSampledVocab = 300'000;
 
 /// What is sampled in a step: rows of logits, each with its parameters. All pointers are on the device.
 struct SamplingArgs {
@@ -28,7 +23,7 @@ struct SamplingArgs {
   const std::uint32_t* masks = nullptr;     ///< grammar masks [.., ceil(vocab_size / 32)], indexed by RowSampling::mask
   const RowPenalties* penalties = nullptr;  ///< [num_rows]; null = none. `sample` only
   const std::uint32_t* counts = nullptr;    ///< [slots, vocab_size], see count_tokens
-  std::int32_t* tokens = nullptr;  ///< [num_rows], written; -1 where a logit is NaN or +inf, or nothing is allowed
+  std::int32_t* tokens = nullptr;           ///< [num_rows], written; kDamagedRow or kNothingAllowed where there is none
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;  ///< at least sampling_workspace_bytes
 };
@@ -38,9 +33,9 @@ std::size_t sampling_workspace_bytes(int num_rows, int vocab_size);
 /// Only greedy rows (temperature 0, no mask): arg-max, the lowest id among equals.
 void sample_greedy(const SamplingArgs& args, const Stream& stream);
 /// Any rows: mask → penalties → temperature → min_p → top_k → top_p → draw, each as `Sampler` does on the CPU; for
-/// vocab_size up to 262,144. Sums are exact, in units of 2^-45 of the largest probability, where the CPU rounds sums of
-/// doubles: the two may choose different tokens where a draw or top_p comes that close to the border between two
-/// tokens.
+/// vocab_size up to kMaxSampledVocab. Sums are exact, in units of 2^-45 of the largest probability, where the CPU
+/// rounds sums of doubles: the two may choose different tokens where a draw or top_p comes that close to the border
+/// between two tokens.
 void sample(const SamplingArgs& args, const Stream& stream);
 
 /// Tokens of texts, each with the slot where its sequence's are counted. All pointers are on the device.
@@ -66,7 +61,7 @@ struct RowLogprobsArgs {
   int vocab_size = 0;
   int num_rows = 0;
   const std::int32_t* rows = nullptr;    ///< [num_rows], row of `logits`; null = i
-  const std::int32_t* tokens = nullptr;  ///< [num_rows], whose log-probability is asked for
+  const std::int32_t* tokens = nullptr;  ///< [.., of each row of `logits`], whose log-probability is asked for
   int num_top = 0;                       ///< most likely tokens that are listed; ≤ kMaxTopLogprobs
   double* logprobs = nullptr;            ///< [num_rows]; NaN where the row is damaged or the token none of it
   std::int32_t* top_ids = nullptr;       ///< [num_rows, num_top], most likely first; -1 where there are no more

@@ -28,9 +28,13 @@ class CudaRunner final : public ModelRunner {
 
   const ModelShape& shape() const override;
   FreeMemory free_memory() const override;
-  bool samples() const noexcept override { return true; }
+  bool samples() const noexcept override;
+  SamplingSupport sampling_support() const noexcept override;
   void allocate_kv(const KvAllocation& allocation) override;
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override;
+  bool queues() const noexcept override { return samples(); }
+  void queue(std::span<const SequenceStep> sequences) override;
+  void finish(StepOutputs& outputs) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;
 
   const KvAllocation& kv_allocation() const noexcept;

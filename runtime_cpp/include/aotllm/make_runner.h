@@ -10,7 +10,7 @@ namespace aotllm {
 
 /// How an engine is run; each target takes what it knows.
 struct RunnerOptions {
-  int num_threads = 0;         ///< cpu: 0 = default_num_threads()
+  int num_threads = 0;         ///< cpu: of all ranks together; 0 = default_num_threads()
   int device = 0;              ///< cuda: ordinal among the visible devices; of rank 0 where there are several
   std::vector<int> devices;    ///< cuda: of each rank, or one for all; empty = `device` and those that follow it
   bool deterministic = false;  ///< cuda: bits do not depend on the batch; slower (target cpu is always so)

@@ -53,8 +53,12 @@ enum class LogitsMode : std::uint8_t {
   kAll,   ///< every token (scoring, prompt log-probabilities, pooling over the prompt)
 };
 
-/// How a runner that samples chooses the token of a row: what is left of SamplingParams where nothing is penalized,
-/// banned or biased. The meaning, and the draw, are those of `Sampler`.
+/// What a runner that samples says in place of a token: a logit is NaN or +inf.
+inline constexpr TokenId kDamagedRow = -1;
+/// Likewise: all logits are -inf, or forbidden by the row's mask.
+inline constexpr TokenId kNothingAllowed = -2;
+
+/// How a runner that samples chooses the token of a row. The meaning, and the draw, are those of `Sampler`.
 struct RowSampling {
   float temperature = 0.0f;  ///< 0 = greedy
   std::int32_t top_k = 0;    ///< ≤ 0 = all
@@ -63,7 +67,42 @@ struct RowSampling {
   std::uint64_t seed = 0;
   std::uint32_t position = 0;  ///< tokens before the one that is drawn
   std::uint32_t sequence_index = 0;
-  std::int32_t mask = -1;  ///< the row's grammar mask of those that the step carries; -1 = all tokens
+  std::int32_t mask = -1;          ///< the row's mask among SequenceStep::masks; -1 = all tokens
+  std::int32_t num_logprobs = -1;  ///< n ≥ 0: log-probabilities of the token and of the n most likely ones, too
+};
+
+/// Penalties of a row, with the meaning of those of SamplingParams.
+struct RowPenalties {
+  double repetition = 1.0;
+  double presence = 0.0;
+  double frequency = 0.0;
+  std::int32_t slot = -1;  ///< where the runner counts the tokens of the sequence; -1 = no penalties
+};
+
+/// The text that the penalties of a row look at. A slot belongs to one sequence at a time, and counts its tokens from
+/// step to step.
+struct CountedText {
+  std::span<const TokenId> tokens;  ///< prompt, then generated: all before the token that is drawn
+  std::int32_t num_prompt_tokens = 0;
+  std::int32_t num_counted = 0;  ///< of these, those that the slot has counted; 0 = it was nobody's, or another's
+};
+
+/// Masks of the rows that are sampled, which are made while the layers run.
+class StepMasks {
+ public:
+  virtual ~StepMasks() = default;
+
+  /// Waits until all are made: [masks, ⌈vocab_size / 32⌉], bit t % 32 of word t / 32 allows token t. They stay until
+  /// the step has ended.
+  virtual std::span<const std::uint32_t> wait() = 0;
+};
+
+/// What a runner that samples can do beside drawing from the model's own distribution. Sequences that need more get
+/// logits.
+struct SamplingSupport {
+  bool masks = false;
+  std::int32_t count_slots = 0;    ///< sequences whose tokens are counted at a time; 0 = no penalties
+  std::int32_t max_logprobs = -1;  ///< the largest RowSampling::num_logprobs; -1 = no log-probabilities
 };
 
 /// One sequence's part of a step: a context chunk, or one token (plus drafts) of a generation.
@@ -76,8 +115,15 @@ struct SequenceStep {
   LogitsMode logits = LogitsMode::kLast;
   AdapterId adapter = 0;
   bool hidden = false;  ///< the rows asked for are hidden states after the final norm, in place of logits
-  /// The runner samples: LogitsMode::kLast gives a token in place of logits. Only where ModelRunner::samples().
+  /// The runner samples: LogitsMode::kLast gives a token in place of logits. Only where ModelRunner::samples(). What
+  /// follows is for such rows, where ModelRunner::sampling_support() has it.
   std::optional<RowSampling> sampling{};
+  RowPenalties penalties{};
+  CountedText text{};          ///< where penalties.slot ≥ 0
+  StepMasks* masks = nullptr;  ///< where sampling->mask ≥ 0: those of the step
+  /// ≥ 0: its only token is not known yet; it is the one that the step queued before draws as this one of
+  /// StepOutputs::tokens. What `tokens` holds means nothing then.
+  std::int32_t fed = -1;
 };
 
 /// Where KV blocks are: the device's memory, which steps read and write, or the host's, which only keeps them. Each
@@ -110,13 +156,23 @@ struct FreeMemory {
   static FreeMemory of_host(std::optional<std::int64_t> bytes) { return {bytes, bytes, true}; }
 };
 
+/// Log-probabilities of the drawn tokens whose rows ask for them, in order, as `Sampler::logprobs` says them.
+struct DrawnLogprobs {
+  std::int32_t num_top = 0;          ///< places of a list: the largest RowSampling::num_logprobs of the step
+  std::vector<double> logprobs;      ///< [rows]; NaN where a logit is NaN or +inf
+  std::vector<TokenId> top_ids;      ///< [rows, num_top], most likely first; -1 where there are no more tokens
+  std::vector<double> top_logprobs;  ///< [rows, num_top]
+};
+
 /// Logits and hidden states of one step; reused from step to step.
 struct StepOutputs {
   std::int32_t vocab_size = 0;
   std::int32_t hidden_size = 0;
-  std::vector<float> logits;    ///< [rows, vocab_size], in order of sequences, then of their tokens
-  std::vector<float> hidden;    ///< [hidden rows, hidden_size], likewise, of the sequences that ask for them
-  std::vector<TokenId> tokens;  ///< of the sequences that the runner samples, in order; -1 where no token can be had
+  std::vector<float> logits;  ///< [rows, vocab_size], in order of sequences, then of their tokens
+  std::vector<float> hidden;  ///< [hidden rows, hidden_size], likewise, of the sequences that ask for them
+  /// Of the sequences that the runner samples, in order; kDamagedRow or kNothingAllowed where no token can be had.
+  std::vector<TokenId> tokens;
+  DrawnLogprobs drawn_logprobs;
 
   std::int32_t rows() const { return vocab_size == 0 ? 0 : static_cast<std::int32_t>(logits.size()) / vocab_size; }
   std::span<float> row(std::int32_t i) {
@@ -153,7 +209,25 @@ class ModelRunner {
   /// Whether steps may ask for tokens in place of logits.
   virtual bool samples() const noexcept { return false; }
 
-  /// Copies blocks, in order. No step runs meanwhile. Throws Error(kInternal) for an id that is out of range.
+  /// What it can do with a row beyond a plain draw, where samples(). The same in all its life.
+  virtual SamplingSupport sampling_support() const noexcept { return {}; }
+
+  /// Whether steps may be queued: begun while another one runs, with tokens that it has yet to draw.
+  virtual bool queues() const noexcept { return false; }
+
+  /// Begins a step and returns, at most the second of those under way; where one is, no row of this one may go to the
+  /// host. `sequences`, and what they point to, may change afterwards. Otherwise as `step`; where `queue` or `finish`
+  /// throws, no step is under way any more. Only where queues().
+  virtual void queue(std::span<const SequenceStep> /*sequences*/) {
+    throw Error(ErrorKind::kInternal, "this runner has no queue of steps");
+  }
+
+  /// Waits for the first step under way and says what came of it.
+  virtual void finish(StepOutputs& /*outputs*/) {
+    throw Error(ErrorKind::kInternal, "this runner has no queue of steps");
+  }
+
+  /// Copies blocks, in order, behind the steps under way. Throws Error(kInternal) for an id that is out of range.
   virtual void copy_blocks(std::span<const BlockCopy> copies) = 0;
 
   /// Makes `adapter` available to steps as `id`, at least 1 and not loaded. Called between steps, by the thread that

@@ -9,10 +9,26 @@
 
 namespace aotllm {
 
+/// What a processor is to a runner that samples: see SamplingSupport.
+enum class ProcessorForm : std::uint8_t {
+  kLogits,     ///< anything: the host must have the logits
+  kBan,        ///< it forbids tokens and does no more, so that a mask says all
+  kPenalties,  ///< RowPenalties with those of SamplingParams
+};
+
 /// Changes logits before a token is drawn. -inf forbids a token; NaN and +inf are faults.
 class LogitsProcessor {
  public:
   virtual ~LogitsProcessor() = default;
+
+  virtual ProcessorForm form() const { return ProcessorForm::kLogits; }
+
+  /// It does nothing for this text, so that no mask need be made.
+  virtual bool idle(std::span<const TokenId> /*tokens*/, std::int32_t /*num_prompt_tokens*/) const { return false; }
+
+  /// Of form kBan: takes the tokens that `apply` forbids out of `mask` (bit t % 32 of word t / 32 allows token t).
+  virtual void forbid(std::span<std::uint32_t> /*mask*/, std::span<const TokenId> /*tokens*/,
+                      std::int32_t /*num_prompt_tokens*/) {}
 
   /// `logits` [vocab_size] are those of the token after `tokens` (prompt and generated so far); `num_prompt_tokens` of
   /// them are the prompt. What it does is a function of these arguments: it may remember the text of an earlier call to

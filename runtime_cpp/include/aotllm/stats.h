@@ -25,6 +25,7 @@ struct StepStats {
 struct Stats {
   std::int64_t steps = 0;                ///< steps given to the runner
   std::int64_t steps_planned_ahead = 0;  ///< of those, planned while the one before ran
+  std::int64_t steps_queued = 0;         ///< of those, begun before the one before had ended
   std::int64_t queued = 0;               ///< sequences that wait, preempted ones included
   std::int64_t running = 0;              ///< sequences that hold KV blocks
   std::int64_t finished = 0;             ///< sequences that ended, for whatever reason

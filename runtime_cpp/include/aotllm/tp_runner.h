@@ -10,10 +10,10 @@
 
 namespace aotllm {
 
-/// Runs the ranks of a tensor-parallel engine of target cuda in this process, each with a thread, a stream and a
-/// device; several may share a device, for tests. Logits are gathered and tokens sampled on rank 0, which is the thread
-/// that steps. A step that fails on any rank ends the runner: what the ranks hold no longer agrees, so later calls are
-/// refused.
+/// Runs the ranks of an engine of target cuda in this process, those of all stages of a pipeline, each with a thread, a
+/// stream and a device; several may share a device. In a step the stages take turns. Logits are gathered and tokens
+/// sampled on the first rank of the last stage. A step that fails on any rank ends the runner: what the ranks hold no
+/// longer agrees, so later calls are refused.
 class TpRunner final : public ModelRunner {
  public:
   /// `ranks[r]` is the engine of rank r and runs on `devices[r]`; `options.device` is not used. Throws as CudaRunner,
@@ -21,10 +21,13 @@ class TpRunner final : public ModelRunner {
   TpRunner(std::vector<Engine> ranks, const std::vector<int>& devices, const CudaRunnerOptions& options = {});
   ~TpRunner() override;
 
+  /// A block takes what it takes on the rank where that is most.
   const ModelShape& shape() const override;
-  /// For a rank's share of the KV blocks: that of the device with the least for each of its ranks.
+  /// For a rank's share of the KV blocks: that of the device with the least for each of its ranks, such that blocks for
+  /// which it is enough by shape() fit all ranks.
   FreeMemory free_memory() const override;
-  bool samples() const noexcept override { return true; }
+  bool samples() const noexcept override;
+  SamplingSupport sampling_support() const noexcept override;
   void allocate_kv(const KvAllocation& allocation) override;
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override;
   void copy_blocks(std::span<const BlockCopy> copies) override;

@@ -43,6 +43,7 @@ void bind_counters(py::module_& module) {
   py::class_<Stats>(module, "Stats", "Counters since the start, and the state after the latest step.")
       .def_readonly("steps", &Stats::steps)
       .def_readonly("steps_planned_ahead", &Stats::steps_planned_ahead)
+      .def_readonly("steps_queued", &Stats::steps_queued)
       .def_readonly("queued", &Stats::queued)
       .def_readonly("running", &Stats::running)
       .def_readonly("finished", &Stats::finished)

@@ -39,7 +39,7 @@ Clock::time_point InflightBatcher::next_deadline() const {
 
 void InflightBatcher::fail_all(const std::string& message) {
   plan_ = {};
-  step_.clear();
+  drop_steps(true);
   ahead_.spoil();
   while (!by_request_.empty()) {
     fail(at(by_request_.begin()->second), ErrorKind::kInternal, message);
@@ -50,6 +50,9 @@ void InflightBatcher::fail_all(const std::string& message) {
 void InflightBatcher::fail_step(const std::string& message) {
   ahead_.spoil();
   for (const StepInputs::Entry& entry : step_.entries()) {
+    if (entry.sequence == nullptr) {
+      continue;
+    }
     kv_.discard(entry.sequence->table);
     entry.sequence->num_computed = 0;
     fail(*entry.sequence, ErrorKind::kInternal, message);
@@ -93,12 +96,15 @@ void InflightBatcher::finish(Sequence& sequence, Response response) {
       ahead_.spoil();  // its place is for another one
     }
   }
+  count_slots_.release(sequence);
   sequence.move_to(SequenceState::kFinished);
   sequence.keys.extend(sequence.tokens);
   kv_.release(sequence.table, sequence.keys, computed(sequence), sequence.retention);
   if (parts_.proposer != nullptr) {
     parts_.proposer->forget(sequence.id);
   }
+  step_.drop(sequence);
+  next_.drop(sequence);
   ++totals_.finished;
   responses_.push_back(std::move(response));
   deadlines_.erase({sequence.deadline, sequence.id});

@@ -7,6 +7,7 @@
 
 #include "aotllm/errors.h"
 #include "manager/inflight_batcher.h"
+#include "sampling/nothing_allowed.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -27,7 +28,10 @@ void InflightBatcher::run() {
   }
   record_step();
   plan_ = {};
-  step_.clear();
+  std::swap(step_, next_);
+  next_.clear();
+  under_way_ = !step_.empty();
+  step_.schedule();
   if (parts_.watchdog != nullptr) {
     parts_.watchdog->end();
   }
@@ -40,7 +44,9 @@ bool InflightBatcher::run_step() {
   if (parts_.watchdog != nullptr) {
     request_ids_.clear();
     for (const StepInputs::Entry& entry : step_.entries()) {
-      request_ids_.push_back(entry.sequence->request_id);
+      if (entry.sequence != nullptr) {
+        request_ids_.push_back(entry.sequence->request_id);
+      }
     }
     parts_.watchdog->describe(request_ids_, step_.num_tokens());
     parts_.watchdog->enter(Watchdog::Phase::kCopyingBlocks);
@@ -50,21 +56,19 @@ bool InflightBatcher::run_step() {
   Background& background = parts_.background != nullptr ? *parts_.background : inline_;
   background.start(side_job_);
   try {
-    const std::vector<BlockCopy> copies = kv_.take_copies();
-    copied_blocks_ = !copies.empty();
-    if (copied_blocks_) {
-      runner_.copy_blocks(copies);
+    give_step();
+    if (runner_.queues()) {
+      background.wait();
+      run_ahead();
+      runner_.finish(outputs_);
     }
-    if (parts_.watchdog != nullptr) {
-      parts_.watchdog->enter(Watchdog::Phase::kRunning);
-    }
-    runner_.step(step_.steps(), outputs_);
   } catch (const std::exception& e) {
     failure = cat("the step failed: ", e.what());
   } catch (...) {
     failure = "the step failed";
   }
   background.wait();
+  under_way_ = false;
   current_.run_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   const auto check_size = [&failure](const char* what, std::size_t got, std::int32_t rows, std::int32_t width) {
     if (failure.empty() && got != static_cast<std::size_t>(rows) * static_cast<std::size_t>(width)) {
@@ -78,11 +82,89 @@ bool InflightBatcher::run_step() {
   if (step_.num_drawn_tokens() > 0) {
     check_size("tokens", outputs_.tokens.size(), step_.num_drawn_tokens(), 1);
   }
+  if (step_.num_drawn_logprobs() > 0) {
+    const DrawnLogprobs& drawn = outputs_.drawn_logprobs;
+    check_size("log-probabilities", drawn.logprobs.size(), step_.num_drawn_logprobs(), 1);
+    check_size("listed tokens", drawn.top_ids.size(), step_.num_drawn_logprobs(), drawn.num_top);
+    check_size("listed log-probabilities", drawn.top_logprobs.size(), step_.num_drawn_logprobs(), drawn.num_top);
+  }
   if (failure.empty()) {
     return true;
   }
+  drop_steps(false);
   fail_step(failure);
   return false;
+}
+
+/// Gives the step to the runner, which may have it already. One with a queue is then under way; others are done.
+void InflightBatcher::give_step() {
+  if (!under_way_) {
+    const std::vector<BlockCopy> copies = kv_.take_copies();
+    copied_blocks_ = !copies.empty();
+    if (copied_blocks_) {
+      runner_.copy_blocks(copies);
+    }
+  }
+  if (parts_.watchdog != nullptr) {
+    parts_.watchdog->enter(Watchdog::Phase::kRunning);
+  }
+  if (!runner_.queues()) {
+    runner_.step(step_.steps(), outputs_);
+  } else if (!under_way_) {
+    runner_.queue(step_.steps());
+    under_way_ = true;
+  }
+}
+
+/// Gives the runner the next step behind the one under way, where the plan made ahead will do and nothing that comes of
+/// this step is needed to begin it. Sequences that this step ends run a token in vain: what it writes lies behind all
+/// that is kept of them, and in blocks that nobody writes before it.
+void InflightBatcher::run_ahead() {
+  if (!ahead_.valid() || parts_.proposer != nullptr || !step_.can_run_ahead()) {
+    return;
+  }
+  plan_ = ahead_.take();
+  for (const ScheduledSequence& planned : plan_.sequences) {
+    if (!at(planned.id).can_run_ahead()) {
+      ahead_.offer(std::move(plan_));
+      return;
+    }
+  }
+  for (const ScheduledSequence& planned : plan_.sequences) {
+    Sequence& sequence = at(planned.id);
+    const std::int32_t begin = sequence.num_computed + sequence.num_scheduled;
+    const std::int32_t known = static_cast<std::int32_t>(sequence.tokens.size()) - begin;
+    const std::int32_t num_tokens = known > 0 ? std::min(planned.num_tokens, known) : 1;
+    if (kv_.can_grow(sequence.table, begin, begin + num_tokens)) {
+      kv_.grow(sequence.table, begin, begin + num_tokens);
+      next_.add_behind(sequence, num_tokens, kv_.num_groups());
+    }
+  }
+  const std::vector<BlockCopy> copies = kv_.take_copies();
+  if (!copies.empty()) {
+    copied_blocks_ = true;
+    runner_.copy_blocks(copies);
+  }
+  if (!next_.empty()) {
+    runner_.queue(next_.steps());
+    ++totals_.steps_queued;
+  }
+}
+
+/// Forgets the step behind the one in hand, and with `both` that one, too.
+void InflightBatcher::drop_steps(bool both) {
+  const int under_way = (both && under_way_ ? 1 : 0) + (next_.empty() ? 0 : 1);
+  try {
+    for (int i = 0; i < under_way; ++i) {
+      runner_.finish(outputs_);
+    }
+  } catch (const std::exception&) {  // nothing is under way any more
+  }
+  next_.clear();
+  if (both) {
+    step_.clear();
+    under_way_ = false;
+  }
 }
 
 /// Plans the next step while this one runs. Reads the batch only.
@@ -96,23 +178,17 @@ void InflightBatcher::plan_ahead() {
   }
 }
 
-/// Grammar masks of the rows that are sampled. A grammar that fails ends its own sequence, later.
+/// Masks of the rows that are sampled. A grammar that fails ends its own sequence, later.
 void InflightBatcher::fill_masks() {
   mask_failures_.clear();
-  for (const StepInputs::Entry& entry : step_.entries()) {
-    if (entry.mask < 0) {
-      continue;
-    }
-    try {
-      entry.sequence->constraint->fill_mask(step_.mask(entry));
-    } catch (const std::exception& e) {
-      mask_failures_.emplace_back(entry.sequence->id, e.what());
-    }
-  }
+  step_.fill_masks([this](SequenceId id, const char* message) { mask_failures_.emplace_back(id, message); });
 }
 
 void InflightBatcher::take_results() {
   for (const StepInputs::Entry& entry : step_.entries()) {
+    if (entry.sequence == nullptr) {
+      continue;  // it ended while its step was under way
+    }
     Sequence& sequence = *entry.sequence;
     sequence.num_scheduled = 0;
     totals_.context_tokens += entry.is_context ? entry.num_tokens : 0;
@@ -202,7 +278,7 @@ void InflightBatcher::sample(const StepInputs::Entry& entry) {
   Response response = response_for(sequence);
   std::int32_t accepted = 0;
   if (entry.token >= 0) {
-    take_drawn(sequence, outputs_.tokens[static_cast<std::size_t>(entry.token)], response);
+    take_drawn(entry, response);
   }
   for (std::int32_t i = 0; i <= entry.num_drafts && entry.token < 0; ++i) {
     take_token(sequence, outputs_.row(entry.first_sampled_row() + i), step_.mask(entry), response);
@@ -252,14 +328,40 @@ void InflightBatcher::take_token(Sequence& sequence, std::span<const float> logi
   take(sequence, token, response);
 }
 
-/// Appends a token that the runner drew.
-void InflightBatcher::take_drawn(Sequence& sequence, TokenId token, Response& response) {
+/// Appends the token that the runner drew for `entry`.
+void InflightBatcher::take_drawn(const StepInputs::Entry& entry, Response& response) {
+  Sequence& sequence = *entry.sequence;
+  const TokenId token = outputs_.tokens[static_cast<std::size_t>(entry.token)];
+  if (token == kNothingAllowed) {
+    throw nothing_allowed(entry.mask >= 0 || !sequence.processors.empty());
+  }
   if (token < 0 || token >= limits_.vocab_size) {
-    throw Error(ErrorKind::kInternal,
-                token < 0 ? "a logit is NaN or +inf, or all are -inf; the engine or its weights are damaged"
-                          : cat("the runner drew token ", token, " of ", limits_.vocab_size));
+    throw Error(ErrorKind::kInternal, token == kDamagedRow
+                                          ? "a logit is NaN or +inf; the engine or its weights are damaged"
+                                          : cat("the runner drew token ", token, " of ", limits_.vocab_size));
+  }
+  if (entry.logprobs >= 0) {
+    response.logprobs.push_back(drawn_logprobs(entry, token));
   }
   take(sequence, token, response);
+}
+
+/// What the runner says of `token`, which it drew for `entry`.
+TokenLogprobs InflightBatcher::drawn_logprobs(const StepInputs::Entry& entry, TokenId token) const {
+  const DrawnLogprobs& drawn = outputs_.drawn_logprobs;
+  const auto place = static_cast<std::size_t>(entry.logprobs);
+  const auto num_top = static_cast<std::size_t>(entry.sequence->num_logprobs);
+  TokenLogprobs result{token, drawn.logprobs[place], {}};
+  if (std::isnan(result.logprob) || num_top > static_cast<std::size_t>(drawn.num_top)) {
+    throw Error(ErrorKind::kInternal,
+                std::isnan(result.logprob)
+                    ? "a logit is NaN or +inf; the engine or its weights are damaged"
+                    : cat("the runner lists ", drawn.num_top, " tokens where ", num_top, " are asked for"));
+  }
+  for (std::size_t i = place * static_cast<std::size_t>(drawn.num_top); result.top.size() < num_top; ++i) {
+    result.top.emplace_back(drawn.top_ids[i], drawn.top_logprobs[i]);
+  }
+  return result;
 }
 
 /// Appends `token`, and sets the finish reason if it is the last one.

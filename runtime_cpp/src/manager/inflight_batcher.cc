@@ -35,7 +35,9 @@ InflightBatcher::InflightBatcher(ModelRunner& runner, const Limits& limits, cons
       sampler_(limits.vocab_size),
       waiting_(limits.scheduler.queue_policy, limits.scheduler.max_wait_steps,
                [this](SequenceId id) { return kv_.match(at(id).keys, at(id).tokens).num_tokens; }),
-      step_(limits.scheduler, limits.vocab_size, runner.samples()),
+      count_slots_(runner.sampling_support().count_slots),
+      step_(limits.scheduler, limits.vocab_size, runner, count_slots_),
+      next_(limits.scheduler, limits.vocab_size, runner, count_slots_),
       side_job_([this] {
         fill_masks();
         plan_ahead();
@@ -73,14 +75,19 @@ void InflightBatcher::plan() {
   for (const SequenceId id : waiting_.advance(totals_.steps)) {
     at(id).overdue = true;
   }
-  step_.clear();
-  if (ahead_.valid()) {
-    plan_ = ahead_.take();
+  if (under_way_) {
     current_.planned_ahead = true;
-    fill_step();
-  }
-  if (step_.empty()) {  // no plan was made ahead, or all of its sequences have ended
-    plan_from_truth();
+  } else {
+    step_.clear();
+    if (ahead_.valid()) {
+      plan_ = ahead_.take();
+      current_.planned_ahead = true;
+      fill_step();
+    }
+    if (step_.empty()) {  // no plan was made ahead, or all of its sequences have ended
+      plan_from_truth();
+    }
+    step_.schedule();
   }
   saturated_ = waiting_.size() > 0;
   num_running_before_ = running_.size();
@@ -201,6 +208,7 @@ SequenceView InflightBatcher::waiting_view(const Sequence& sequence) const {
 
 void InflightBatcher::preempt(Sequence& sequence) {
   running_.erase(&sequence);
+  count_slots_.release(sequence);
   sequence.move_to(SequenceState::kQueued);
   kv_.release(sequence.table, sequence.keys, computed(sequence), sequence.retention);
   sequence.num_computed = 0;
@@ -247,8 +255,6 @@ void InflightBatcher::fill_step() {
     }
     kv_.grow(sequence.table, sequence.num_computed, end);
     step_.add(sequence, num_tokens, drafts, kv_.num_groups());
-    sequence.num_scheduled = end - sequence.num_computed;
-    sequence.num_scheduled_drafts = static_cast<std::int32_t>(drafts.size());
   }
 }
 
@@ -322,6 +328,7 @@ void InflightBatcher::check_invariants() const {
   require(by_request_.size() == sequences_.size(), "every sequence is filed under its request");
   require(running_.size() <= static_cast<std::size_t>(limits_.scheduler.max_batch_size), "max_batch_size run at most");
   std::int64_t queued_tokens = 0;
+  std::int32_t num_slots = 0;
   std::vector<const BlockTable*> tables;
   for (const auto& [id, sequence] : sequences_) {
     const SequenceView view = sequence->view();
@@ -336,8 +343,12 @@ void InflightBatcher::check_invariants() const {
     require(!waits || sequence->table.empty(), "who waits holds no blocks");
     require(sequence->state != SequenceState::kGenerating || sequence->constraint != nullptr || view.remaining() == 1,
             "a generation without grammar lacks one token");
+    require(sequence->count_slot < 0 || (!waits && count_slots_.belongs_to(sequence->count_slot, *sequence)),
+            "who runs has its slot for itself");
+    num_slots += sequence->count_slot < 0 ? 0 : 1;
     tables.push_back(&sequence->table);
   }
+  require(num_slots == count_slots_.num_held(), "a slot that is held is that of a sequence");
   require(queued_tokens == queued_tokens_, "queued tokens are those of who waits");
   waiting_.check_invariants();
   kv_.check_invariants(tables);

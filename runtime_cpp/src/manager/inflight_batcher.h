@@ -19,6 +19,7 @@
 #include "aotllm/stats.h"
 #include "aotllm/waiting_queue.h"
 #include "manager/background.h"
+#include "manager/count_slots.h"
 #include "manager/limits.h"
 #include "manager/look_ahead.h"
 #include "manager/sequence.h"
@@ -37,7 +38,9 @@ struct BatcherParts {
 /// The in-flight batch: which sequences wait and run, and how a step moves them on. All of the manager but its threads.
 ///
 /// A step is `plan`, then `run`; `add`, `cancel` and `expire` come between steps. `run` makes the next plan and the
-/// grammar masks in the background while the runner works. Otherwise single-threaded.
+/// grammar masks in the background while the runner works. Where the runner has a queue and draws all tokens itself,
+/// it is given the next step, too: that one is under way when `run` returns, and `plan` finds it planned. Otherwise
+/// single-threaded.
 class InflightBatcher {
  public:
   /// `runner` and `parts` outlive the batcher; `runner` has its KV memory for limits.kv_memory.
@@ -75,7 +78,7 @@ class InflightBatcher {
   std::vector<KvEvent> take_events() { return kv_.take_events(); }
   std::vector<StepStats> take_step_stats();
 
-  bool idle() const { return sequences_.empty(); }
+  bool idle() const { return sequences_.empty() && !under_way_; }
 
   /// The latest plan left sequences waiting, and some still do.
   bool saturated() const { return saturated_ && waiting_.size() > 0; }
@@ -112,7 +115,10 @@ class InflightBatcher {
 
   // Running (batch_step.cc)
   bool run_step();
+  void give_step();
   void plan_ahead();
+  void run_ahead();
+  void drop_steps(bool both);
   void fill_masks();
   void take_results();
   void score_prompt(const StepInputs::Entry& entry);
@@ -120,7 +126,8 @@ class InflightBatcher {
   void sample(const StepInputs::Entry& entry);
   void take_token(Sequence& sequence, std::span<const float> logits, std::span<const std::uint32_t> mask,
                   Response& response);
-  void take_drawn(Sequence& sequence, TokenId token, Response& response);
+  void take_drawn(const StepInputs::Entry& entry, Response& response);
+  TokenLogprobs drawn_logprobs(const StepInputs::Entry& entry, TokenId token) const;
   void take(Sequence& sequence, TokenId token, Response& response);
   void take_forced(Sequence& sequence, Response& response);
   void append(Sequence& sequence, TokenId token, Response& response);
@@ -152,7 +159,10 @@ class InflightBatcher {
   std::int64_t queued_tokens_ = 0;
 
   StepPlan plan_;
+  CountSlots count_slots_;  ///< of the runner
   StepInputs step_;
+  StepInputs next_;         ///< the step behind, where the runner has it already
+  bool under_way_ = false;  ///< the runner has step_
   StepOutputs outputs_;
   LookAhead ahead_;  ///< the plan of the next step, made while this one runs
   const std::function<void()> side_job_;
@@ -163,7 +173,7 @@ class InflightBatcher {
   std::vector<RequestId> request_ids_;        ///< of the step, for the watchdog
   std::size_t num_running_before_ = 0;        ///< when the step was planned
   int num_empty_plans_ = 0;                   ///< in a row, at last
-  bool copied_blocks_ = false;                ///< the step began with copies of blocks
+  bool copied_blocks_ = false;                ///< the step, or the one behind it, began with copies of blocks
   std::vector<Response> responses_;
   bool saturated_ = false;
 

@@ -78,9 +78,27 @@ bool Sequence::scores_prompt() const {
   return num_prompt_logprobs >= 0 && !prompt_scored;
 }
 
-bool Sequence::needs_logits() const {
-  return constraint != nullptr || !processors.empty() || sampling.typical_p < 1.0 || num_logprobs >= 0 ||
-         return_logits || pools() || scores_prompt();
+bool Sequence::needs_logits(const SamplingSupport& support) const {
+  const auto is_beyond = [&support](const auto& processor) {
+    switch (processor->form()) {
+      case ProcessorForm::kBan:
+        return !support.masks;
+      case ProcessorForm::kPenalties:
+        return support.count_slots == 0;
+      case ProcessorForm::kLogits:
+        break;
+    }
+    return true;
+  };
+  return (constraint != nullptr && !support.masks) || sampling.typical_p < 1.0 || num_logprobs > support.max_logprobs ||
+         return_logits || pools() || scores_prompt() || std::ranges::any_of(processors.constraints, is_beyond) ||
+         std::ranges::any_of(processors.penalties, is_beyond);
+}
+
+bool Sequence::needs_mask() const {
+  return constraint != nullptr || std::ranges::any_of(processors.constraints, [this](const auto& processor) {
+           return !processor->idle(tokens, num_prompt_tokens);
+         });
 }
 
 SequenceView Sequence::view() const {

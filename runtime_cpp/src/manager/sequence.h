@@ -49,11 +49,17 @@ struct Sequence {
   /// Something is needed of every prompt token, so that none may come from the cache.
   bool computes_in_full() const { return scores_prompt() || pooling == Pooling::kMean; }
 
-  /// Something changes the logits of its tokens, or wants to see them: no runner can draw from them.
-  bool needs_logits() const;
+  /// Something changes the logits of its tokens, or wants to see them, that a runner of such `support` cannot do.
+  bool needs_logits(const SamplingSupport& support) const;
+
+  /// Some tokens may not follow: a row that the runner draws from has a mask.
+  bool needs_mask() const;
 
   /// Drafts of this sequence may be verified: nothing needs to know each token before the next one is computed.
   bool may_speculate() const { return state == SequenceState::kGenerating && constraint == nullptr; }
+
+  /// The step behind one that draws its token may be begun before that token is known.
+  bool can_run_ahead() const { return !needs_logits({}); }
 
   SequenceId id = 0;  ///< given by the manager when it is queued
   const RequestId request_id;
@@ -80,8 +86,11 @@ struct Sequence {
   BlockTable table;
   std::int32_t num_scheduled = 0;              ///< tokens in the step in hand, drafts included
   std::int32_t num_scheduled_drafts = 0;       ///< of those
+  std::int32_t drawn_token = -1;               ///< its place among the tokens that the runner draws in that step
   std::vector<TokenLogprobs> prompt_logprobs;  ///< collected so far, until they are sent
   bool prompt_scored = false;                  ///< they were sent
+  std::int32_t count_slot = -1;                ///< where the runner counts its tokens; -1 = nowhere
+  std::int32_t num_counted = 0;                ///< of `tokens`, those that are counted there
   std::vector<double> pooled;                  ///< [hidden_size], sum over the first num_pooled tokens
   std::int32_t num_pooled = 0;
 

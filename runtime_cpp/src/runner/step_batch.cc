@@ -51,12 +51,16 @@ void StepBatch::check_blocks(const SequenceStep& sequence, std::size_t index, in
     fail("sequence ", index, ", KV group ", group, ": expected a block table of at least ", end, " blocks, got ",
          table.size());
   }
-  for (std::int32_t i = begin; i < end; ++i) {
-    if (table[i] < 0 || table[i] >= num_blocks) {
-      fail("sequence ", index, ", KV group ", group, ": expected block ids in [0, ", num_blocks, "), got ", table[i],
-           " at ", i);
-    }
-  }
+  const std::span<const BlockId> seen = table.subspan(begin, end - begin);
+  // No way out of the loop, so that it is done many entries at a time: a long context has thousands.
+  const auto limit = static_cast<std::uint32_t>(num_blocks);
+  std::uint32_t largest = 0;
+  for (const BlockId block : seen) largest = std::max(largest, static_cast<std::uint32_t>(block));  // -1 is the largest
+  if (largest < limit) return;
+  const auto wrong =
+      std::ranges::find_if(seen, [=](BlockId block) { return static_cast<std::uint32_t>(block) >= limit; });
+  fail("sequence ", index, ", KV group ", group, ": expected block ids in [0, ", num_blocks, "), got ", *wrong, " at ",
+       begin + (wrong - seen.begin()));
 }
 
 void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCounts& num_blocks) {

@@ -1,5 +1,8 @@
 #include "sampling/allowed_tokens.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "sampling/token_mask.h"
 
 namespace aotllm {
@@ -13,6 +16,10 @@ AllowedTokens::AllowedTokens(std::span<const TokenId> token_ids, std::int32_t vo
 
 void AllowedTokens::apply(std::span<float> logits, std::span<const TokenId>, std::int32_t) {
   apply_token_mask(logits, mask_);
+}
+
+void AllowedTokens::forbid(std::span<std::uint32_t> mask, std::span<const TokenId>, std::int32_t) {
+  std::ranges::transform(mask, mask_, mask.begin(), std::bit_and<>());
 }
 
 }  // namespace aotllm

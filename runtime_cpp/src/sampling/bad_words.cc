@@ -1,18 +1,30 @@
 #include "sampling/bad_words.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace aotllm {
+namespace {
+
+/// `tokens` end with all of `sequence` but its last token.
+bool leads_to(std::span<const TokenId> tokens, const std::vector<TokenId>& sequence) {
+  const auto start = std::span(sequence).first(sequence.size() - 1);
+  return start.size() <= tokens.size() && std::ranges::equal(start, tokens.last(start.size()));
+}
+
+}  // namespace
 
 BadWords::BadWords(std::vector<std::vector<TokenId>> sequences) : sequences_(std::move(sequences)) {}
 
-void BadWords::apply(std::span<float> logits, std::span<const TokenId> tokens, std::int32_t) {
+bool BadWords::idle(std::span<const TokenId> tokens, std::int32_t /*num_prompt_tokens*/) const {
+  return std::ranges::none_of(sequences_, [&](const auto& sequence) { return leads_to(tokens, sequence); });
+}
+
+void BadWords::list(std::span<const TokenId> tokens, std::int32_t /*num_prompt_tokens*/,
+                    std::vector<TokenId>& forbidden) const {
   for (const std::vector<TokenId>& sequence : sequences_) {
-    const auto start = std::span(sequence).first(sequence.size() - 1);
-    if (start.size() <= tokens.size() && std::ranges::equal(start, tokens.last(start.size()))) {
-      logits[static_cast<std::size_t>(sequence.back())] = -std::numeric_limits<float>::infinity();
+    if (leads_to(tokens, sequence)) {
+      forbidden.push_back(sequence.back());
     }
   }
 }

@@ -4,19 +4,22 @@
 #include <span>
 #include <vector>
 
-#include "aotllm/sampler.h"
+#include "sampling/ban.h"
 
 namespace aotllm {
 
 /// Forbids the last token of a sequence where the text ends with the others. A sequence of one is never generated.
-class BadWords final : public LogitsProcessor {
+class BadWords final : public Ban {
  public:
   /// No sequence is empty.
   explicit BadWords(std::vector<std::vector<TokenId>> sequences);
 
-  void apply(std::span<float> logits, std::span<const TokenId> tokens, std::int32_t num_prompt_tokens) override;
+  bool idle(std::span<const TokenId> tokens, std::int32_t num_prompt_tokens) const override;
 
  private:
+  void list(std::span<const TokenId> tokens, std::int32_t num_prompt_tokens,
+            std::vector<TokenId>& forbidden) const override;
+
   std::vector<std::vector<TokenId>> sequences_;
 };
 

@@ -13,6 +13,8 @@ class Penalties final : public LogitsProcessor {
  public:
   explicit Penalties(const SamplingParams& params);
 
+  ProcessorForm form() const override { return ProcessorForm::kPenalties; }
+
   /// Costs a few nanoseconds per different token of the text.
   void apply(std::span<float> logits, std::span<const TokenId> tokens, std::int32_t num_prompt_tokens) override;
 

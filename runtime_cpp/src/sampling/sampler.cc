@@ -6,6 +6,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "sampling/nothing_allowed.h"
 #include "sampling/philox.h"
 #include "sampling/token_mask.h"
 
@@ -28,12 +29,7 @@ std::size_t checked_argmax(std::span<const float> logits, bool constrained = fal
     }
   }
   if (logits.empty() || logits[best] == -kInfinity) {
-    if (constrained) {
-      throw Error(ErrorKind::kInvalidRequest,
-                  "no token is allowed: the request's constraints (allowed_token_ids, bad_words, no_repeat_ngram_size, "
-                  "min_tokens, a grammar) rule out all of them together; loosen one");
-    }
-    throw Error(ErrorKind::kInternal, "no token is allowed: all logits are -inf");
+    throw nothing_allowed(constrained);
   }
   return best;
 }
