@@ -297,6 +297,7 @@ class Stats:
 
     steps: int
     steps_planned_ahead: int
+    steps_queued: int
     queued: int
     running: int
     finished: int

@@ -17,9 +17,9 @@ struct TokenRange {
 };
 
 /// out[t] = scale · table[tokens[t] - held.begin], bf16 [m, width]; the product is rounded once. Zeros for tokens that
-/// are not held.
+/// are not held. A token -1 - i below 0 stands for fed[i].
 void embedding(const std::int32_t* tokens, int m, const __nv_bfloat16* table, int width, float scale,
-               __nv_bfloat16* out, const Stream& stream, TokenRange held = {});
+               __nv_bfloat16* out, const Stream& stream, TokenRange held = {}, const std::int32_t* fed = nullptr);
 
 /// y = x / sqrt(mean(x²) + eps) · weight by rows of `width`, in float32, as bf16 or as E4M3 codes with a scale.
 struct RmsNormArgs {

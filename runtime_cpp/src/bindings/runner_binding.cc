@@ -2,9 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +19,8 @@
 #include "aotllm/errors.h"
 #include "aotllm/make_runner.h"
 #include "bindings/bindings.h"
+#include "engine/plan.h"
+#include "runner/rank_files.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -112,11 +117,29 @@ class PyRunner {
 class PyCpuRunner : public PyRunner {
  public:
   PyCpuRunner(const std::string& rank_file, std::int32_t num_blocks, int num_threads)
-      : PyRunner(std::make_unique<CpuRunner>(Engine::load(rank_file), CpuRunnerOptions{num_threads, nullptr}),
+      : PyRunner(std::make_unique<CpuRunner>(load_ranks(rank_file), CpuRunnerOptions{num_threads, nullptr}),
                  num_blocks) {}
 };
 
 #ifdef AOTLLM_HAS_CUDA
+/// The shapes of all stages; those of a stage are timed only where it has one that no stage before has.
+std::vector<TunedLinear> tune_stages(const std::vector<Engine>& ranks, const TunerOptions& options) {
+  using Shape = std::tuple<MatrixFormat, int, int>;
+  std::set<Shape> seen;
+  std::set<std::tuple<std::string, int, int>> kept;
+  std::vector<TunedLinear> all;
+  for (const Engine& rank : ranks) {
+    std::set<Shape> shapes;
+    for (const Linear& linear : rank.plan().linears) shapes.emplace(linear.matrix.format, linear.n, linear.k);
+    if (std::ranges::includes(seen, shapes)) continue;
+    seen.merge(shapes);
+    for (TunedLinear& linear : tune(rank, options)) {
+      if (kept.emplace(linear.format, linear.n, linear.k).second) all.push_back(std::move(linear));
+    }
+  }
+  return all;
+}
+
 class PyCudaRunner : public PyRunner {
  public:
   PyCudaRunner(const std::string& rank_file, std::int32_t num_blocks, const RunnerOptions& options)
@@ -170,7 +193,7 @@ void bind_runners(py::module_& module) {
         std::vector<TunedLinear> tuned;
         {
           const py::gil_scoped_release release;
-          tuned = tune(Engine::load(rank_file), {device, cublaslt});
+          tuned = tune_stages(load_ranks(rank_file), {device, cublaslt});
         }
         py::list linears;
         for (const TunedLinear& linear : tuned) {

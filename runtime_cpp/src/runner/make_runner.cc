@@ -1,7 +1,6 @@
 #include "aotllm/make_runner.h"
 
 #include <cstdlib>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -9,6 +8,7 @@
 #include "aotllm/engine.h"
 #include "aotllm/errors.h"
 #include "engine/plan.h"
+#include "runner/rank_files.h"
 #include "support/free_memory.h"
 
 #ifdef AOTLLM_HAS_CUDA
@@ -29,25 +29,18 @@ void prepare_driver_for_ranks() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
-std::unique_ptr<ModelRunner> make_cuda_runner(Engine engine, const std::string& rank_file,
-                                              const RunnerOptions& options) {
+std::unique_ptr<ModelRunner> make_cuda_runner(std::vector<Engine> ranks, const RunnerOptions& options) {
   CudaRunnerOptions cuda;
   cuda.deterministic = options.deterministic;
   cuda.graphs = options.graphs;
   cuda.cublaslt = options.cublaslt;
   cuda.tactics = options.tactics;
-  const int size = engine.plan().tp_size;
-  const std::vector<int> devices = rank_devices(options.devices, options.device, size);
-  if (size == 1) {
+  const std::vector<int> devices = rank_devices(options.devices, options.device, static_cast<int>(ranks.size()));
+  if (ranks.size() == 1) {
     cuda.device = devices.front();
-    return std::make_unique<CudaRunner>(std::move(engine), cuda);
+    return std::make_unique<CudaRunner>(std::move(ranks.front()), cuda);
   }
   prepare_driver_for_ranks();
-  const std::filesystem::path folder = std::filesystem::path(rank_file).parent_path();
-  std::vector<Engine> ranks;
-  for (int rank = 0; rank < size; ++rank) {
-    ranks.push_back(Engine::load((folder / ("rank" + std::to_string(rank) + ".engine")).string()));
-  }
   return std::make_unique<TpRunner>(std::move(ranks), devices, cuda);
 }
 
@@ -59,12 +52,12 @@ FreeMemory ModelRunner::free_memory() const {
 }
 
 std::unique_ptr<ModelRunner> make_runner(const std::string& rank_file, const RunnerOptions& options) {
-  Engine engine = Engine::load(rank_file);
-  if (engine.plan().target == Target::kCpu) {
-    return std::make_unique<CpuRunner>(std::move(engine), CpuRunnerOptions{options.num_threads, nullptr});
+  std::vector<Engine> ranks = load_ranks(rank_file);
+  if (ranks.front().plan().target == Target::kCpu) {
+    return std::make_unique<CpuRunner>(std::move(ranks), CpuRunnerOptions{options.num_threads, nullptr});
   }
 #ifdef AOTLLM_HAS_CUDA
-  return make_cuda_runner(std::move(engine), rank_file, options);
+  return make_cuda_runner(std::move(ranks), options);
 #else
   throw Error(
       ErrorKind::kEngineIncompatible,

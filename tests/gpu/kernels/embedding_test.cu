@@ -35,5 +35,34 @@ TEST(Embedding, RowsOfTheTableScaledAndRoundedOnce) {
   }
 }
 
+/// Tokens of another kernel, and of no kernel that says a sound one.
+TEST(Embedding, TokensBelowZeroStandForThoseThatWereDrawn) {
+  AOTLLM_NEEDS_GPU();
+  constexpr int kWidth = 136;
+  const std::vector<Bf16> table = random_bf16(std::size_t{20} * kWidth);
+  const std::vector<std::int32_t> drawn = {7, -1, 19, 3, -2};
+  const std::vector<std::int32_t> tokens = {-4, 5, -1, -2, -3, -5, 0};  // drawn[3], 5, drawn[0], drawn[1], …
+  const std::vector<std::int32_t> meant = {3, 5, 7, -1, 19, -1, 0};
+  const int m = static_cast<int>(tokens.size());
+  const DeviceArray<Bf16> device_table(table);
+  const DeviceArray<std::int32_t> device_tokens(tokens);
+  const DeviceArray<std::int32_t> device_drawn(drawn);
+  DeviceArray<Bf16> out(tokens.size() * kWidth);
+  for (const TokenRange held : {TokenRange{}, TokenRange{4, 15}}) {
+    out.fill(0xFF);
+    embedding(device_tokens.data(), m, device_table.data(), kWidth, 1.0f, out.data(), Stream{}, held,
+              device_drawn.data());
+    const std::vector<Bf16> got = out.download();
+    for (int t = 0; t < m; ++t) {
+      const int row = meant[t] - held.begin;
+      const bool is_held = meant[t] >= 0 && row >= 0 && row < held.count;
+      for (int j = 0; j < kWidth; ++j) {
+        const float want = is_held ? __bfloat162float(table[row * kWidth + j]) : 0.0f;
+        ASSERT_EQ(__bfloat162float(got[t * kWidth + j]), want) << "row " << t << ", held from " << held.begin;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace aotllm::cuda

@@ -16,9 +16,9 @@ namespace {
 cuda::Rank make_rank(Engine engine, const CudaRunnerOptions& options) {
   const Plan& plan = engine.plan();
   cuda::check_target(plan);
-  if (plan.tp_size > 1) {
+  if (plan.num_ranks() > 1) {
     throw Error(ErrorKind::kEngineIncompatible,
-                cat("the file is one of ", plan.tp_size, " ranks, which run together (TpRunner)"));
+                cat("the file is one of ", plan.num_ranks(), " ranks, which run together (TpRunner)"));
   }
   cuda::open_device(options.device, plan.sm);  // whose stream is made next
   cuda::OwnedStream stream;
@@ -31,6 +31,17 @@ struct CudaRunner::Impl {
   Impl(Engine engine, const CudaRunnerOptions& options)
       : rank(make_rank(std::move(engine), options)), check(rank.engine().shape()) {}
 
+  /// After a failure no step is under way.
+  template <class Work>
+  void or_nothing(Work&& work) {
+    try {
+      work();
+    } catch (...) {
+      rank.abandon();
+      throw;
+    }
+  }
+
   cuda::Rank rank;
   cuda::StepCheck check;
 };
@@ -41,6 +52,14 @@ CudaRunner::~CudaRunner() = default;
 
 const ModelShape& CudaRunner::shape() const {
   return impl_->rank.engine().shape();
+}
+
+bool CudaRunner::samples() const noexcept {
+  return cuda::StepSampler::samples(shape());
+}
+
+SamplingSupport CudaRunner::sampling_support() const noexcept {
+  return cuda::StepSampler::support(shape());
 }
 
 FreeMemory CudaRunner::free_memory() const {
@@ -63,9 +82,20 @@ void CudaRunner::copy_blocks(std::span<const BlockCopy> copies) {
 }
 
 void CudaRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outputs) {
-  impl_->check(sequences, impl_->rank.kv_allocation().device_blocks);
-  impl_->rank.select();
-  impl_->rank.step(sequences, outputs);
+  queue(sequences);
+  finish(outputs);
+}
+
+void CudaRunner::queue(std::span<const SequenceStep> sequences) {
+  impl_->or_nothing([&] {
+    impl_->check(sequences, impl_->rank.kv_allocation().device_blocks);
+    impl_->rank.select();
+    impl_->rank.begin(sequences);
+  });
+}
+
+void CudaRunner::finish(StepOutputs& outputs) {
+  impl_->or_nothing([&] { impl_->rank.finish(outputs); });
 }
 
 }  // namespace aotllm

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 
 #include "aotllm/errors.h"
+#include "gemm/dequantize.h"
 #include "support/strings.h"
 
 namespace aotllm::cuda {
@@ -11,6 +13,13 @@ namespace {
 
 /// What deterministic engines compute every linear with, whatever the number of rows: its sums over k have one order.
 constexpr const char* kDeterministicKernel = "tile.0";
+
+/// Before the name of the kernel that multiplies by weights made bf16.
+constexpr const char* kDequant = "dequant.";
+
+bool has_integers(WeightType type) {
+  return type == WeightType::kInt8 || type == WeightType::kInt4;
+}
 
 int suffix(const std::string& kernel, std::size_t at) {
   int value = -1;
@@ -20,6 +29,15 @@ int suffix(const std::string& kernel, std::size_t at) {
 
 }  // namespace
 
+std::size_t gemm_workspace_bytes(const Plan& plan) {
+  std::size_t bytes = kWorkspaceBytes;
+  for (const Linear& linear : plan.linears) {
+    if (linear.matrix.format != MatrixFormat::kInt8 && linear.matrix.format != MatrixFormat::kInt4) continue;
+    bytes = std::max(bytes, dequant_workspace_bytes(linear.n, linear.k));
+  }
+  return bytes;
+}
+
 LinearKernels::LinearKernels(Workspace workspace, const std::string& cublaslt, bool deterministic, TacticTable tuned)
     : workspace_(workspace),
       deterministic_(deterministic),
@@ -27,25 +45,37 @@ LinearKernels::LinearKernels(Workspace workspace, const std::string& cublaslt, b
       cublaslt_(open_cublaslt(cublaslt)) {}
 
 std::unique_ptr<Gemm> LinearKernels::make(const GemmProblem& problem, const std::string& kernel) const {
-  if (kernel.starts_with("skinny.")) return make_skinny_gemm(problem, suffix(kernel, 7), workspace_);
+  if (kernel.starts_with("int.")) return make_int_gemm(problem, suffix(kernel, 4), workspace_);
+  if (kernel.starts_with(kDequant)) {
+    return make_dequant_gemm(problem, workspace_, [&](const GemmProblem& inner, Workspace workspace) {
+      return make_float(inner, kernel.substr(std::strlen(kDequant)), workspace);
+    });
+  }
+  return make_float(problem, kernel, workspace_);
+}
+
+std::unique_ptr<Gemm> LinearKernels::make_float(const GemmProblem& problem, const std::string& kernel,
+                                                Workspace workspace) const {
+  if (kernel.starts_with("skinny.")) return make_skinny_gemm(problem, suffix(kernel, 7), workspace);
   if (kernel.starts_with("tile.")) {
     const int tile = suffix(kernel, 5);
-    return tile >= 0 && tile < num_gemm_tiles() ? make_tile_gemm(problem, tile, workspace_) : nullptr;
+    return tile >= 0 && tile < num_gemm_tiles() ? make_tile_gemm(problem, tile, workspace) : nullptr;
   }
   if (kernel.starts_with("cublaslt") && cublaslt_ != nullptr) {
     const int candidate = kernel == "cublaslt" ? 0 : suffix(kernel, 9);
-    return candidate < 0 ? nullptr : make_cublaslt_gemm(cublaslt_, problem, workspace_, candidate);
+    return candidate < 0 ? nullptr : make_cublaslt_gemm(cublaslt_, problem, workspace, candidate);
   }
   return nullptr;
 }
 
 /// The first kernel that takes the problem for `rows` rows.
 std::unique_ptr<Gemm> LinearKernels::make_any(const GemmProblem& problem, int rows) const {
+  const std::string prefix = has_integers(problem.w.type) ? kDequant : "";
   for (int tile = 0; tile < num_gemm_tiles(); ++tile) {
-    auto gemm = make_tile_gemm(problem, tile, workspace_);
+    auto gemm = make(problem, cat(prefix, "tile.", tile));
     if (gemm != nullptr && gemm->max_rows() >= rows) return gemm;
   }
-  return cublaslt_ != nullptr ? make_cublaslt_gemm(cublaslt_, problem, workspace_) : nullptr;
+  return make(problem, prefix + "cublaslt");
 }
 
 int LinearKernels::add(const GemmProblem& problem, const Linear& linear) {
@@ -53,7 +83,8 @@ int LinearKernels::add(const GemmProblem& problem, const Linear& linear) {
   std::vector<Tactic> tactics = tuned_.find(linear);
   if (deterministic_) tactics.clear();
   if (tactics.empty() || tactics.back().max_rows < problem.max_m) {
-    tactics.push_back({problem.max_m, kDeterministicKernel});
+    const char* prefix = has_integers(problem.w.type) ? kDequant : "";
+    tactics.push_back({problem.max_m, cat(prefix, kDeterministicKernel)});
   }
   for (const Tactic& tactic : tactics) {
     const int rows = std::min(tactic.max_rows, problem.max_m);

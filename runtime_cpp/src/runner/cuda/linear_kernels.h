@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,9 @@
 #include "runner/cuda/tactic_table.h"
 
 namespace aotllm::cuda {
+
+/// Scratch that the GEMMs of a plan need: where it has matrices of integers, as much more as the largest takes in bf16.
+std::size_t gemm_workspace_bytes(const Plan& plan);
 
 /// The kernels of all linears, each chosen by the number of rows as the plan's tactics say.
 class LinearKernels {
@@ -31,6 +35,7 @@ class LinearKernels {
     std::unique_ptr<Gemm> gemm;
   };
 
+  std::unique_ptr<Gemm> make_float(const GemmProblem& problem, const std::string& kernel, Workspace workspace) const;
   std::unique_ptr<Gemm> make_any(const GemmProblem& problem, int rows) const;
 
   Workspace workspace_;

@@ -40,6 +40,7 @@ Activation activation_of(cpu::Activation activation) {
 struct LinearOf {
   int operator()(const EmbeddingOp&) const { return -1; }
   int operator()(const PagedAttentionOp&) const { return -1; }
+  int operator()(const NormMoeOp&) const { return -1; }  // experts have kernels of their own
   int operator()(const NormSwigluOp& op) const { return op.gate_up; }
   template <class AnyOp>
   int operator()(const AnyOp& op) const {
@@ -69,8 +70,9 @@ CommunicatorLimits communicator_limits(const Plan& plan) {
       width = std::max(width, plan.linears[static_cast<std::size_t>(index)].n);
     }
   }
+  const int gathered_rows = plan.is_last_stage() ? head_rows(plan) : 0;
   return {static_cast<std::size_t>(plan.device_rows()) * static_cast<std::size_t>(width),
-          static_cast<std::size_t>(head_rows(plan)) * static_cast<std::size_t>(plan.vocab_size)};
+          static_cast<std::size_t>(gathered_rows) * static_cast<std::size_t>(plan.vocab_size)};
 }
 
 Program::Program(const Plan& plan, const WeightStore& weights, const ProgramOptions& options, Communicator* ranks)
@@ -78,9 +80,10 @@ Program::Program(const Plan& plan, const WeightStore& weights, const ProgramOpti
       weights_(weights),
       ranks_(ranks),
       deterministic_(options.deterministic),
-      workspace_(kWorkspaceBytes),
+      workspace_(gemm_workspace_bytes(plan)),
       kernels_({zeroed(workspace_), workspace_.size()}, options.cublaslt, options.deterministic,
-               TacticTable::parse(options.tactics)) {
+               TacticTable::parse(options.tactics)),
+      mixtures_(plan, weights) {
   if (plan.tp_size != (ranks == nullptr ? 1 : ranks->size())) {
     throw Error(ErrorKind::kInternal, cat("a plan of ", plan.tp_size, " ranks is run by another number of them"));
   }
@@ -95,6 +98,13 @@ void Program::reserve_scratch() {
   std::size_t codes = 0;
   std::size_t product = 0;
   for (const Op& op : plan_.ops) {
+    if (const auto* moe = std::get_if<NormMoeOp>(&op)) {  // routers read bf16, experts perhaps codes
+      const Linear& experts = plan_.linears[static_cast<std::size_t>(moe->gate_up)];
+      const auto width = static_cast<std::size_t>(experts.k);
+      normed = std::max(normed, width);
+      if (takes_codes(experts)) codes = std::max(codes, width);
+      if (moe->all_reduce) product = std::max(product, width);
+    }
     const int index = std::visit(LinearOf{}, op);
     if (index < 0) continue;
     const Linear& linear = plan_.linears[static_cast<std::size_t>(index)];
@@ -107,7 +117,7 @@ void Program::reserve_scratch() {
       product = std::max(product, static_cast<std::size_t>(linear.n));
     }
   }
-  const auto head = static_cast<std::size_t>(head_rows_);
+  const auto head = plan_.is_last_stage() ? static_cast<std::size_t>(head_rows_) : 0;
   arena_ = DeviceArray<std::uint8_t>(static_cast<std::size_t>(plan_.arena_bytes));
   normed_ = DeviceArray<Bf16>(rows * normed);
   codes_ = DeviceArray<std::uint8_t>(rows * codes);
@@ -115,7 +125,8 @@ void Program::reserve_scratch() {
   product_ = DeviceArray<Bf16>(rows * product);
   head_input_ = DeviceArray<Bf16>(head * static_cast<std::size_t>(plan_.hidden_size));
   logits_ = DeviceArray<float>(head * static_cast<std::size_t>(plan_.vocab_size / plan_.tp_size));
-  sampling_workspace_ = DeviceArray<std::uint8_t>(sampling_workspace_bytes(head_rows_, plan_.vocab_size));
+  sampling_workspace_ =
+      DeviceArray<std::uint8_t>(head == 0 ? 0 : sampling_workspace_bytes(head_rows_, plan_.vocab_size));
   // What no step has written yet is read by tiles that reach beyond the rows of a step.
   for (DeviceArray<Bf16>* array : {&normed_, &product_, &head_input_}) array->fill(0);
   arena_.fill(0);
@@ -156,7 +167,8 @@ GemmProblem Program::problem(int index, const void* bf16_input) const {
          linear.k,
          weights_.find(linear.matrix.data),
          weights_.find(linear.matrix.scales),
-         weights_.find(linear.matrix.zeros)};
+         weights_.find(linear.matrix.zeros),
+         linear.matrix.group};
   p.x = takes_codes(linear) ? static_cast<const void*>(codes_.data()) : bf16_input;
   p.x_scales = takes_codes(linear) ? code_scales_.data() : nullptr;
   p.max_m = plan_.device_rows();
@@ -165,6 +177,9 @@ GemmProblem Program::problem(int index, const void* bf16_input) const {
 
 /// Makes the kernels of an op's linear.
 int Program::bind(const Op& op) {
+  if (const auto* moe = std::get_if<NormMoeOp>(&op)) {
+    return mixtures_.add(*moe, {normed_.data(), codes_.data(), code_scales_.data()});
+  }
   const int index = std::visit(LinearOf{}, op);
   if (index < 0) return -1;
   GemmProblem p = problem(index, normed_.data());
@@ -197,34 +212,34 @@ int Program::bind(const Op& op) {
   return kernels_.add(p, plan_.linears[static_cast<std::size_t>(index)]);
 }
 
-void Program::bind_kv(const KvBlocks& kv, int table_stride) {
+void Program::bind_kv(const KvBlocks& kv) {
   for (std::size_t layer = 0; layer < plan_.kv.layers.size(); ++layer) {
     layers_.push_back(kv.layer(static_cast<int>(layer)));
-    layers_.back().table_stride = table_stride;
   }
 }
 
 KvLayerView Program::kv_view(int layer, const Run& run) const {
   const auto index = static_cast<std::size_t>(layer);
   KvLayerView view = layers_[index];
+  view.table_stride = run.shape.table_blocks;
   view.block_table = run.step.block_tables[static_cast<std::size_t>(plan_.kv.layers[index].group)];
   return view;
 }
 
-void Program::run(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens,
+void Program::run(const StepShape& shape, const StepView& step, const std::int32_t* fed, std::int32_t* sampled_tokens,
                   const Stream& stream) const {
   bool is_normed = false;
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const BoundOp& bound = ops_[i];
     if (std::holds_alternative<LmHeadOp>(bound.op)) break;
     const std::optional<RmsNormArgs> next_norm = fused_norm(i, shape.rows);
-    const Run run{shape, step, stream, next_norm ? &*next_norm : nullptr, is_normed};
+    const Run run{shape, step, fed, stream, next_norm ? &*next_norm : nullptr, is_normed, rope_of_attention(i, shape)};
     std::visit([&](const auto& op) { launch(op, bound.kernels, run); }, bound.op);
     is_normed = next_norm.has_value();
   }
-  if (shape.sampled == 0) return;
+  if (shape.sampled == 0 || !plan_.is_last_stage()) return;
   head(step.sampled_rows, shape.sampled, stream);
-  if (logits() == nullptr) return;
+  if (shape.late || logits() == nullptr) return;
   SamplingArgs args;
   args.logits = logits();
   args.vocab_size = plan_.vocab_size;
@@ -275,10 +290,26 @@ std::optional<RmsNormArgs> Program::fused_norm(std::size_t index, int rows) cons
     const bool fits = args.width == plan_.linears[static_cast<std::size_t>(sum->linear)].n;
     return fits && ranks_->takes_norm(rows, args.width) ? std::optional(args) : std::nullopt;
   };
-  const Op& next = ops_[index + 1].op;  // at least the head is
+  if (index + 1 == ops_.size()) return std::nullopt;  // it leaves the stage
+  const Op& next = ops_[index + 1].op;
   if (const auto* qkv = std::get_if<NormQkvRopeOp>(&next)) return args_of(*qkv, qkv->linear);
   if (const auto* swiglu = std::get_if<NormSwigluOp>(&next)) return args_of(*swiglu, swiglu->gate_up);
   return std::nullopt;
+}
+
+/// The op whose rotation and KV write attention does itself, where op `index` is one of these two: every row of the
+/// step is a decode query, and nothing comes between them. Attention then reads older positions before its predecessor
+/// has ended: the copy of the step's data divides them from the steps that wrote them.
+const NormQkvRopeOp* Program::rope_of_attention(std::size_t index, const StepShape& shape) const {
+  if (shape.num_queries == 0 || shape.num_tiles > 0) return nullptr;
+  if (std::holds_alternative<PagedAttentionOp>(ops_[index].op) && index > 0) --index;
+  const auto* rope = std::get_if<NormQkvRopeOp>(&ops_[index].op);
+  const auto* attention = rope == nullptr ? nullptr : std::get_if<PagedAttentionOp>(&ops_[index + 1].op);
+  if (attention == nullptr || attention->layer != rope->layer || attention->in != rope->out) return nullptr;
+  const KvType type = layers_[static_cast<std::size_t>(rope->layer)].type;
+  const bool fuses =
+      decode_prefers_fused(rope_args(*rope), type, shape.num_queries, shape.max_context, plan_.kv.tokens_per_block);
+  return fuses ? rope : nullptr;
 }
 
 /// What a linear reads: `x` normalized (where there are weights of a norm), in the form that it takes.
@@ -304,7 +335,7 @@ void Program::launch(const EmbeddingOp& op, int /*kernels*/, const Run& run) con
   const void* table = weights_.find(static_cast<const void*>(linear.matrix.data.data()));
   const TokenRange held = ranks_ == nullptr ? TokenRange{} : TokenRange{op.vocab_begin, linear.n};
   embedding(run.step.tokens, run.shape.rows, static_cast<const Bf16*>(table), linear.k, op.scale, buffer(op.out),
-            run.stream, held);
+            run.stream, held, run.fed);
   if (ranks_ == nullptr) return;
   AllReduceArgs sum;  // of one rank's row and zeros
   sum.partial = sum.out = buffer(op.out);
@@ -316,11 +347,21 @@ void Program::launch(const EmbeddingOp& op, int /*kernels*/, const Run& run) con
 void Program::launch(const NormQkvRopeOp& op, int kernels, const Run& run) const {
   norm(buffer(op.in), op.norm, op.eps, op.linear, run);
   kernels_.launch(kernels, run.shape.rows, run.stream);
+  if (run.fused_rope != nullptr) return;
+  RopeKvArgs args = rope_args(op);
+  args.m = run.shape.rows;
+  args.positions = run.step.positions;
+  args.sequences = run.step.sequences;
+  args.kv = kv_view(op.layer, run);
+  rope_kv(args, run.stream);
+}
+
+/// All of it but the step's own.
+RopeKvArgs Program::rope_args(const NormQkvRopeOp& op) const {
   const RopeTable& table = plan_.rope[static_cast<std::size_t>(op.rope)];
   RopeKvArgs args;
   args.qkv = product_.data();
   args.q = buffer(op.out);
-  args.m = run.shape.rows;
   args.num_heads = op.heads.num_heads;
   args.num_kv_heads = op.heads.num_kv_heads;
   args.head_dim = op.heads.head_dim;
@@ -330,10 +371,7 @@ void Program::launch(const NormQkvRopeOp& op, int kernels, const Run& run) const
   args.inv_freq = weights_.find(table.inv_freq);
   args.rotary_half = static_cast<int>(table.inv_freq.size());
   args.attention_factor = table.attention_factor;
-  args.positions = run.step.positions;
-  args.sequences = run.step.sequences;
-  args.kv = kv_view(op.layer, run);
-  rope_kv(args, run.stream);
+  return args;
 }
 
 void Program::launch(const PagedAttentionOp& op, int /*kernels*/, const Run& run) const {
@@ -355,6 +393,11 @@ void Program::launch(const PagedAttentionOp& op, int /*kernels*/, const Run& run
         decode_split_tokens(args.num_queries, op.heads.num_kv_heads, args.max_context, plan_.kv.tokens_per_block);
     args.workspace = attention_workspace_.data();
     args.workspace_bytes = attention_workspace_.size();
+    RopeKvArgs rope;
+    if (run.fused_rope != nullptr) {
+      rope = rope_args(*run.fused_rope);
+      args.fused = &rope;
+    }
     decode_attention(args, run.stream);
   }
   if (run.shape.num_tiles > 0) {
@@ -392,6 +435,24 @@ void Program::launch(const LinearResidualOp& op, int kernels, const Run& run) co
 void Program::launch(const NormSwigluOp& op, int kernels, const Run& run) const {
   norm(buffer(op.in), op.norm, op.eps, op.gate_up, run);
   kernels_.launch(kernels, run.shape.rows, run.stream);
+}
+
+void Program::launch(const NormMoeOp& op, int kernels, const Run& run) const {
+  RmsNormArgs normed = norm_args(buffer(op.in), op.norm, op.eps, op.gate_up, run.shape.rows);
+  normed.y = normed_.data();
+  rms_norm(normed, run.stream);
+  const bool sums = op.all_reduce && ranks_ != nullptr;
+  Mixtures::Launch launch{run.shape.rows, run.step.sequences, buffer(op.residual), buffer(op.out)};
+  if (sums) launch.residual = nullptr, launch.out = product_.data();
+  mixtures_.launch(kernels, launch, run.stream);
+  if (!sums) return;
+  AllReduceArgs sum;
+  sum.partial = product_.data();
+  sum.residual = buffer(op.residual);
+  sum.out = buffer(op.out);
+  sum.rows = run.shape.rows;
+  sum.width = normed.width;
+  ranks_->all_reduce(sum, run.stream);
 }
 
 void Program::launch(const LmHeadOp& /*op*/, int /*kernels*/, const Run& /*run*/) const {}

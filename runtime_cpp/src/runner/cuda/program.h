@@ -14,6 +14,7 @@
 #include "gemm/gemm.h"
 #include "runner/cuda/kv_memory.h"
 #include "runner/cuda/linear_kernels.h"
+#include "runner/cuda/mixtures.h"
 #include "runner/cuda/step_data.h"
 #include "runner/cuda/weight_store.h"
 
@@ -40,16 +41,26 @@ class Program {
   /// the others; null where the plan has one rank.
   Program(const Plan& plan, const WeightStore& weights, const ProgramOptions& options, Communicator* ranks = nullptr);
 
-  void bind_kv(const KvBlocks& kv, int table_stride);
+  void bind_kv(const KvBlocks& kv);
 
-  /// Launches the layers for a step of `shape`, and head and, on rank 0, sampling of the rows that are sampled: tokens
-  /// to `sampled_tokens` [shape.sampled] (device address).
-  void run(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens, const Stream& stream) const;
+  /// Launches the layers for a step of `shape`, and on the last stage the head of the rows that are sampled and, on
+  /// rank 0 of it and unless they are sampled late, sampling: tokens to `sampled_tokens` [shape.sampled] (device
+  /// address). `fed` are the tokens that the step before has sampled, which those of this one may stand for.
+  void run(const StepShape& shape, const StepView& step, const std::int32_t* fed, std::int32_t* sampled_tokens,
+           const Stream& stream) const;
 
   /// Launches the head for `count` ≤ head_rows() rows; logits() of rank 0 holds them then.
   void head(const std::int32_t* rows, int count, const Stream& stream) const;
   /// Only the final norm of rows: hidden() holds them then.
   void final_norm(const std::int32_t* rows, int count, const Stream& stream) const;
+
+  /// The residual stream [rows, hidden_size] as it comes from the stage before, and as it goes on to the next one; null
+  /// at the ends of the pipeline.
+  void* entering() const { return plan_.entering < 0 ? nullptr : buffer(plan_.entering); }
+  const void* leaving() const { return plan_.leaving < 0 ? nullptr : buffer(plan_.leaving); }
+  std::size_t stream_bytes(int rows) const noexcept {
+    return sizeof(Bf16) * static_cast<std::size_t>(rows) * static_cast<std::size_t>(plan_.hidden_size);
+  }
 
   int head_rows() const noexcept { return head_rows_; }
   /// [head_rows, vocab_size]; null on ranks other than 0.
@@ -59,7 +70,7 @@ class Program {
  private:
   using Bf16 = __nv_bfloat16;
 
-  /// An op, and the index of its linear's kernels.
+  /// An op, and the index of its linear's kernels, or of its mixture.
   struct BoundOp {
     Op op;
     int kernels = -1;
@@ -68,9 +79,11 @@ class Program {
   struct Run {
     const StepShape& shape;
     const StepView& step;
+    const std::int32_t* fed;
     const Stream& stream;
     const RmsNormArgs* next_norm = nullptr;  ///< of the next op, which a sum over ranks takes along; null = none does
     bool is_normed = false;                  ///< the op before has done so
+    const NormQkvRopeOp* fused_rope = nullptr;  ///< its rotation is left to attention
   };
 
   void reserve_scratch();
@@ -85,9 +98,12 @@ class Program {
   void launch(const PagedAttentionOp& op, int kernels, const Run& run) const;
   void launch(const LinearResidualOp& op, int kernels, const Run& run) const;
   void launch(const NormSwigluOp& op, int kernels, const Run& run) const;
+  void launch(const NormMoeOp& op, int kernels, const Run& run) const;
   void launch(const LmHeadOp& op, int kernels, const Run& run) const;
   void norm(const Bf16* x, std::span<const float> weight, float eps, int linear, const Run& run) const;
   RmsNormArgs norm_args(const Bf16* x, std::span<const float> weight, float eps, int linear, int rows) const;
+  RopeKvArgs rope_args(const NormQkvRopeOp& op) const;
+  const NormQkvRopeOp* rope_of_attention(std::size_t op, const StepShape& shape) const;
   std::optional<RmsNormArgs> fused_norm(std::size_t op, int rows) const;
 
   const Plan& plan_;
@@ -96,6 +112,7 @@ class Program {
   const bool deterministic_;
   DeviceArray<std::uint8_t> workspace_;  ///< of GEMMs
   LinearKernels kernels_;
+  Mixtures mixtures_;
   int head_rows_ = 0;
   std::vector<BoundOp> ops_;
   std::vector<KvLayerView> layers_;

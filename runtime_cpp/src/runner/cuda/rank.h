@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <deque>
 #include <map>
 #include <memory>
 #include <span>
@@ -10,7 +12,9 @@
 #include "runner/cuda/kv_memory.h"
 #include "runner/cuda/pinned.h"
 #include "runner/cuda/program.h"
+#include "runner/cuda/stage_link.h"
 #include "runner/cuda/step_data.h"
+#include "runner/cuda/step_sampler.h"
 #include "runner/cuda/weight_store.h"
 #include "runner/step_batch.h"
 
@@ -22,13 +26,17 @@ void check_target(const Plan& plan);
 /// What steps of target cuda ask of their sequences: checked once, by the thread that steps, before any rank runs.
 class StepCheck {
  public:
-  explicit StepCheck(const ModelShape& shape) : batch_(shape), max_batch_size_(shape.max_batch_size) {}
+  explicit StepCheck(const ModelShape& shape)
+      : batch_(shape), max_batch_size_(shape.max_batch_size), support_(StepSampler::support(shape)) {}
   /// Throws Error(kInternal) where a precondition of ModelRunner::step is broken.
   void operator()(std::span<const SequenceStep> sequences, const BlockCounts& num_blocks);
 
  private:
+  void check_sampling(const SequenceStep& sequence) const;
+
   StepBatch batch_;
   int max_batch_size_;
+  SamplingSupport support_;
 };
 
 /// One rank of an engine on its device: weights, KV blocks, scratch, stream and graphs. Used by one thread, whose
@@ -43,20 +51,44 @@ class Rank {
   const Engine& engine() const noexcept { return engine_; }
   const KvAllocation& kv_allocation() const noexcept { return kv_.allocation(); }
 
+  /// Joins it to the ranks of the same place in the stages before and after it; the links live as long as steps run,
+  /// null = there is no such stage.
+  void join(StageLink* before, StageLink* after) noexcept;
+  /// Where the stage before puts the residual stream; null for the first.
+  void* entering() const { return program_.entering(); }
+
   void allocate_kv(const KvAllocation& allocation);
   /// Does not wait for the copies; the next step does.
   void copy_blocks(std::span<const BlockCopy> copies) const { kv_.copy(copies, stream_.handle()); }
 
-  /// Runs a step that was checked. Only rank 0 writes `outputs`.
+  /// Begins a step that was checked, behind at most one other. Where rows go to the host, none may be under way; it
+  /// waits for them.
+  void begin(std::span<const SequenceStep> sequences);
+  /// Waits for the first step under way. Only the first rank of the last stage writes
+  /// `outputs`.
+  void finish(StepOutputs& outputs);
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs);
+  /// Waits for the steps under way, if it can, and forgets them.
+  void abandon() noexcept;
 
  private:
+  /// A step under way.
+  struct Begun {
+    StepSampler::Needs needs;
+    int turn = 0;
+  };
+
   StepShape shape_for(std::span<const SequenceStep> sequences) const;
   void run_graph(const StepShape& shape);
   OwnedGraph capture(const StepShape& shape);
-  void copy_rows(StepOutputs& outputs, const StepShape& shape);
+  void copy_rows(const StepShape& shape);
+  void settle() const;
+  std::int32_t* sampled_tokens() const { return is_first() ? sampler_.tokens() : nullptr; }
   Stream launches() const noexcept { return {stream_.handle(), ranks_ == nullptr || !ranks_->shares_device()}; }
-  bool is_first() const noexcept { return ranks_ == nullptr || ranks_->rank() == 0; }
+  /// The first of those that have the head.
+  bool is_first() const noexcept {
+    return engine_.plan().is_last_stage() && (ranks_ == nullptr || ranks_->rank() == 0);
+  }
 
   CudaRunnerOptions options_;
   Engine engine_;
@@ -66,9 +98,15 @@ class Rank {
   OwnedStream stream_;
   StepData data_;
   KvBlocks kv_;
+  StageLink* before_ = nullptr;
+  StageLink* after_ = nullptr;
   std::map<StepShape, OwnedGraph> graphs_;
-  PinnedArray<std::int32_t> tokens_;  ///< [head_rows], written by the sampling kernel
-  PinnedArray<float> rows_;           ///< [head_rows, vocab_size], on their way to the caller
+  StepSampler sampler_;
+  std::array<OwnedEvent, 2> ends_;  ///< of the steps, by turn
+  std::deque<Begun> begun_;
+  int turn_ = 0;
+  StepOutputs host_rows_;    ///< of the step under way that has some
+  PinnedArray<float> rows_;  ///< [head_rows, vocab_size], on their way to the caller
 };
 
 }  // namespace aotllm::cuda

@@ -15,6 +15,11 @@ int num_tiles(const SequenceStep& sequence) {
   return static_cast<int>((sequence.tokens.size() + kContextTileRows - 1) / kContextTileRows);
 }
 
+/// Its row needs more than a plain draw.
+bool is_late(const SequenceStep& sequence) {
+  return sequence.sampling->mask >= 0 || sequence.sampling->num_logprobs >= 0 || sequence.penalties.slot >= 0;
+}
+
 std::int32_t end_position(const SequenceStep& sequence) {
   return sequence.start_position + static_cast<std::int32_t>(sequence.tokens.size());
 }
@@ -22,22 +27,23 @@ std::int32_t end_position(const SequenceStep& sequence) {
 }  // namespace
 
 struct StepData::Offsets {
-  std::size_t tokens, positions, sequences, sampled_rows, queries, tiles, sampling;
+  std::size_t tokens, positions, sequences, sampled_rows, queries, tiles, sampling, penalties, logprob_rows;
   std::array<std::size_t, kMaxKvGroups> tables;
   std::size_t host_rows;  // behind all that a graph reads
   std::size_t end;
 };
 
 StepData::StepData(const ModelShape& shape)
-    : num_groups_(static_cast<int>(shape.kv_groups.size())),
-      table_stride_((shape.max_seq_len + shape.tokens_per_block - 1) / shape.tokens_per_block) {
+    : num_groups_(static_cast<int>(shape.kv_groups.size())), tokens_per_block_(shape.tokens_per_block) {
   StepShape most;
   most.rows = most.host_rows = shape.max_num_tokens + kDeviceRowStep;
   most.num_queries = most.sequences = most.sampled =
       std::min(shape.max_batch_size, shape.max_num_tokens) + kDeviceRowStep;
+  most.late = true;
+  most.table_blocks = table_blocks(shape.max_seq_len);
   most.num_tiles = shape.max_num_tokens / kContextTileRows + most.num_queries;
-  host_ = PinnedArray<std::uint8_t>(offsets(most).end);
-  device_ = DeviceArray<std::uint8_t>(host_.size());
+  for (PinnedArray<std::uint8_t>& host : host_) host = PinnedArray<std::uint8_t>(offsets(most).end);
+  device_ = DeviceArray<std::uint8_t>(host_[0].size());
 }
 
 StepData::Offsets StepData::offsets(const StepShape& shape) const {
@@ -55,9 +61,12 @@ StepData::Offsets StepData::offsets(const StepShape& shape) const {
   to.queries = place(sizeof(DecodeQuery) * static_cast<std::size_t>(shape.num_queries));
   to.tiles = place(sizeof(ContextTile) * static_cast<std::size_t>(shape.num_tiles));
   to.sampling = place(sizeof(RowSampling) * static_cast<std::size_t>(shape.sampled));
+  const int late = shape.late ? shape.sampled : 0;
+  to.penalties = place(sizeof(RowPenalties) * static_cast<std::size_t>(late));
+  to.logprob_rows = place(words(late));
   for (int group = 0; group < num_groups_; ++group) {
     to.tables[static_cast<std::size_t>(group)] =
-        place(words(shape.sequences) * static_cast<std::size_t>(table_stride_));
+        place(words(shape.sequences) * static_cast<std::size_t>(shape.table_blocks));
   }
   to.host_rows = place(words(shape.host_rows));
   return to;
@@ -69,6 +78,7 @@ StepShape StepData::shape_of(std::span<const SequenceStep> sequences, bool alway
   for (const SequenceStep& sequence : sequences) {
     const int rows = static_cast<int>(sequence.tokens.size());
     shape.rows += rows;
+    shape.table_blocks = std::max(shape.table_blocks, table_blocks(end_position(sequence)));
     if (is_query(sequence) && !always_tiles) {
       ++shape.num_queries;
       shape.max_context = std::max(shape.max_context, end_position(sequence));
@@ -78,6 +88,7 @@ StepShape StepData::shape_of(std::span<const SequenceStep> sequences, bool alway
     if (sequence.sampling && !sequence.hidden) {
       ++shape.sampled;
       shape.greedy = shape.greedy && sequence.sampling->temperature == 0.0f;
+      shape.late = shape.late || is_late(sequence);
     } else if (sequence.logits != LogitsMode::kNone) {
       shape.host_rows += sequence.logits == LogitsMode::kAll ? rows : 1;
     }
@@ -88,6 +99,7 @@ StepShape StepData::shape_of(std::span<const SequenceStep> sequences, bool alway
 void StepData::pack(std::span<const SequenceStep> sequences, const StepShape& shape) {
   const Offsets to = offsets(shape);
   bytes_ = to.end;
+  turn_ ^= 1;
   pack_rows(sequences, shape, to);
   pack_attention(sequences, shape, to);
   pack_outputs(sequences, shape, to);
@@ -101,15 +113,15 @@ void StepData::pack_rows(std::span<const SequenceStep> sequences, const StepShap
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const SequenceStep& sequence = sequences[i];
     for (std::size_t t = 0; t < sequence.tokens.size(); ++t, ++row) {
-      tokens[row] = sequence.tokens[t];
+      tokens[row] = sequence.fed < 0 ? sequence.tokens[t] : -1 - sequence.fed;
       positions[row] = sequence.start_position + static_cast<std::int32_t>(t);
       owners[row] = static_cast<std::int32_t>(i);
     }
     for (int group = 0; group < num_groups_; ++group) {
       const auto g = static_cast<std::size_t>(group);
       const std::span<const BlockId> table = sequence.block_tables[g];
-      const std::size_t size = std::min(table.size(), static_cast<std::size_t>(table_stride_));
-      std::copy_n(table.data(), size, at<std::int32_t>(to.tables[g]) + i * static_cast<std::size_t>(table_stride_));
+      const auto stride = static_cast<std::size_t>(shape.table_blocks);
+      std::copy_n(table.data(), std::min(table.size(), stride), at<std::int32_t>(to.tables[g]) + i * stride);
     }
   }
   for (; row < shape.rows; ++row) {
@@ -150,6 +162,8 @@ void StepData::pack_attention(std::span<const SequenceStep> sequences, const Ste
 void StepData::pack_outputs(std::span<const SequenceStep> sequences, const StepShape& shape, const Offsets& to) {
   auto* sampled_rows = at<std::int32_t>(to.sampled_rows);
   auto* sampling = at<RowSampling>(to.sampling);
+  auto* penalties = at<RowPenalties>(to.penalties);
+  auto* logprob_rows = at<std::int32_t>(to.logprob_rows);
   logit_rows_.clear();
   hidden_rows_.clear();
   int sampled = 0;
@@ -158,6 +172,8 @@ void StepData::pack_outputs(std::span<const SequenceStep> sequences, const StepS
     const std::int32_t last = row + static_cast<std::int32_t>(sequence.tokens.size()) - 1;
     if (sequence.sampling && !sequence.hidden) {
       sampled_rows[sampled] = last;
+      if (shape.late) penalties[sampled] = sequence.penalties;
+      if (shape.late && sequence.sampling->num_logprobs >= 0) *logprob_rows++ = sampled;
       sampling[sampled++] = *sequence.sampling;
     } else if (sequence.logits != LogitsMode::kNone) {
       std::vector<std::int32_t>& rows = sequence.hidden ? hidden_rows_ : logit_rows_;
@@ -168,6 +184,7 @@ void StepData::pack_outputs(std::span<const SequenceStep> sequences, const StepS
   for (; sampled < shape.sampled; ++sampled) {  // padding of a graph
     sampled_rows[sampled] = 0;
     sampling[sampled] = RowSampling{};
+    if (shape.late) penalties[sampled] = RowPenalties{};
   }
   auto* host_rows = at<std::int32_t>(to.host_rows);
   host_rows = std::copy(logit_rows_.begin(), logit_rows_.end(), host_rows);
@@ -175,7 +192,7 @@ void StepData::pack_outputs(std::span<const SequenceStep> sequences, const StepS
 }
 
 void StepData::upload(cudaStream_t stream) const {
-  check(cudaMemcpyAsync(device_.data(), host_.data(), bytes_, cudaMemcpyHostToDevice, stream), "copy of a step");
+  check(cudaMemcpyAsync(device_.data(), host_[turn_].data(), bytes_, cudaMemcpyHostToDevice, stream), "copy of a step");
 }
 
 StepView StepData::view(const StepShape& shape) const {
@@ -190,6 +207,8 @@ StepView StepData::view(const StepShape& shape) const {
   view.queries = reinterpret_cast<const DecodeQuery*>(device_.data() + from.queries);
   view.tiles = reinterpret_cast<const ContextTile*>(device_.data() + from.tiles);
   view.sampling = reinterpret_cast<const RowSampling*>(device_.data() + from.sampling);
+  view.penalties = reinterpret_cast<const RowPenalties*>(device_.data() + from.penalties);
+  view.logprob_rows = words(from.logprob_rows);
   for (int group = 0; group < num_groups_; ++group) {
     view.block_tables[static_cast<std::size_t>(group)] = words(from.tables[static_cast<std::size_t>(group)]);
   }

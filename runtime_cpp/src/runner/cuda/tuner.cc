@@ -27,12 +27,18 @@ constexpr std::int64_t kRotatedBytes = std::int64_t{160} << 20;
 constexpr int kMaxCopies = 64;
 /// Of the library's heuristics, beyond its first choice.
 constexpr int kLibraryCandidates = 3;
+/// Seconds that the library's kernels lose in an engine: they do not begin while their predecessor ends, nor let their
+/// successor.
+constexpr double kLibraryBoundary = 2e-6;
 
 struct Shape {
   MatrixFormat format;
   int n;
   int k;
+  int group;  // of integers
   Epilogue epilogue;
+
+  bool has_integers() const { return format == MatrixFormat::kInt8 || format == MatrixFormat::kInt4; }
 
   auto key() const { return std::tuple(format, n, k); }
 };
@@ -42,7 +48,7 @@ std::vector<Shape> shapes_of(const Plan& plan) {
   std::vector<Shape> shapes;
   const auto add = [&](int linear, Epilogue epilogue) {
     const Linear& l = plan.linears[static_cast<std::size_t>(linear)];
-    const Shape shape{l.matrix.format, l.n, l.k, epilogue};
+    const Shape shape{l.matrix.format, l.n, l.k, l.matrix.group, epilogue};
     const auto same = [&](const Shape& other) { return other.key() == shape.key(); };
     if (std::none_of(shapes.begin(), shapes.end(), same)) shapes.push_back(shape);
   };
@@ -63,18 +69,22 @@ class Problems {
  public:
   Problems(const Shape& shape, int max_m) {
     const bool bf16 = shape.format == MatrixFormat::kBf16;
-    const std::size_t n = static_cast<std::size_t>(shape.n);
-    const std::size_t k = static_cast<std::size_t>(shape.k);
+    const bool integers = shape.has_integers();
+    const std::size_t n = static_cast<std::size_t>(integers ? (shape.n + 63) / 64 * 64 : shape.n);
+    const std::size_t k = static_cast<std::size_t>(integers ? (shape.k + 127) / 128 * 128 : shape.k);
     const std::size_t m = static_cast<std::size_t>(max_m);
-    const std::size_t bytes = n * k * (bf16 ? 2 : 1);
+    const std::size_t bytes = shape.format == MatrixFormat::kInt4 ? n * k / 2 : n * k * (bf16 ? 2 : 1);
     const std::size_t k_blocks = (k + 127) / 128;
+    const std::size_t groups = shape.group == 0 ? n : n * (k / static_cast<std::size_t>(shape.group));
     const auto copies =
         static_cast<int>(std::clamp<std::int64_t>(kRotatedBytes / static_cast<std::int64_t>(bytes) + 1, 2, kMaxCopies));
     weights_ = DeviceArray<std::uint8_t>(bytes * static_cast<std::size_t>(copies));
     x_ = DeviceArray<std::uint8_t>(m * k * 2);
     cuda::fill_random(weights_.data(), weights_.size(), bf16);
-    cuda::fill_random(x_.data(), x_.size(), bf16);
-    scales_ = DeviceArray<float>(std::vector<float>(std::max(n * k_blocks, m * k_blocks), 0.01f));
+    cuda::fill_random(x_.data(), x_.size(), bf16 || integers);
+    scales_ = DeviceArray<float>(std::vector<float>(std::max({n * k_blocks, m * k_blocks, groups}), 0.01f));
+    zeros_ = DeviceArray<std::uint8_t>(integers ? groups : 0);
+    if (integers) zeros_.fill(7);
     residual_ = DeviceArray<__nv_bfloat16>(m * n);
     residual_.fill(0);
     y_ = DeviceArray<float>(m * n);
@@ -85,9 +95,10 @@ class Problems {
              shape.k,
              weights_.data() + bytes * static_cast<std::size_t>(i),
              bf16 ? nullptr : scales_.data(),
-             nullptr};
+             zeros_.data(),
+             shape.group};
       p.x = x_.data();
-      p.x_scales = bf16 ? nullptr : scales_.data();
+      p.x_scales = bf16 || integers ? nullptr : scales_.data();
       p.max_m = max_m;
       p.epilogue = shape.epilogue;
       p.residual = residual_.data();
@@ -100,13 +111,25 @@ class Problems {
 
  private:
   static cuda::WeightType type(MatrixFormat format) {
-    if (format == MatrixFormat::kBf16) return cuda::WeightType::kBf16;
-    return format == MatrixFormat::kFp8 ? cuda::WeightType::kFp8 : cuda::WeightType::kFp8Block;
+    switch (format) {
+      case MatrixFormat::kBf16:
+        return cuda::WeightType::kBf16;
+      case MatrixFormat::kFp8:
+        return cuda::WeightType::kFp8;
+      case MatrixFormat::kFp8Block:
+        return cuda::WeightType::kFp8Block;
+      case MatrixFormat::kInt8:
+        return cuda::WeightType::kInt8;
+      case MatrixFormat::kInt4:
+        return cuda::WeightType::kInt4;
+    }
+    return cuda::WeightType::kBf16;
   }
 
   DeviceArray<std::uint8_t> weights_;
   DeviceArray<std::uint8_t> x_;
   DeviceArray<float> scales_;
+  DeviceArray<std::uint8_t> zeros_;
   DeviceArray<__nv_bfloat16> residual_;
   DeviceArray<float> y_;
   std::vector<GemmProblem> problems_;
@@ -126,18 +149,20 @@ struct Candidate {
   }
 };
 
-std::vector<std::string> kernel_names() {
+std::vector<std::string> kernel_names(bool integers) {
   std::vector<std::string> names;
-  for (const int rows : {8, 16, 32, 64}) names.push_back(cat("skinny.", rows));
-  for (int tile = 0; tile < cuda::num_gemm_tiles(); ++tile) names.push_back(cat("tile.", tile));
-  names.emplace_back("cublaslt");
-  for (int i = 1; i <= kLibraryCandidates; ++i) names.push_back(cat("cublaslt.", i));
+  for (const int rows : {8, 16, 32, 64}) names.push_back(cat(integers ? "int." : "skinny.", rows));
+  const char* prefix = integers ? "dequant." : "";
+  for (int tile = 0; tile < cuda::num_gemm_tiles(); ++tile) names.push_back(cat(prefix, "tile.", tile));
+  names.push_back(cat(prefix, "cublaslt"));
+  for (int i = 1; i <= kLibraryCandidates; ++i) names.push_back(cat(prefix, "cublaslt.", i));
   return names;
 }
 
-std::vector<Candidate> candidates(const cuda::LinearKernels& kernels, const std::vector<GemmProblem>& problems) {
+std::vector<Candidate> candidates(const cuda::LinearKernels& kernels, const std::vector<GemmProblem>& problems,
+                                  bool integers) {
   std::vector<Candidate> found;
-  for (const std::string& name : kernel_names()) {
+  for (const std::string& name : kernel_names(integers)) {
     Candidate candidate{name, {}};
     for (const GemmProblem& problem : problems) {
       auto gemm = kernels.make(problem, name);
@@ -159,13 +184,17 @@ std::vector<int> row_counts(int max_rows) {
 TunedLinear tune_shape(const Shape& shape, int max_rows, const cuda::LinearKernels& kernels) {
   TunedLinear tuned{cuda::format_name(shape.format), shape.n, shape.k, {}};
   const Problems problems(shape, (max_rows + 127) / 128 * 128);
-  const std::vector<Candidate> all = candidates(kernels, problems.all());
+  const std::vector<Candidate> all = candidates(kernels, problems.all(), shape.has_integers());
   for (const int rows : row_counts(max_rows)) {
     TunedLinear::Choice best;
+    double least = 0.0;
     for (const Candidate& candidate : all) {
       if (candidate.gemms.front()->max_rows() < rows) continue;
       const double seconds = candidate.seconds(rows);
-      if (best.kernel.empty() || seconds < best.seconds) best = {rows, candidate.kernel, seconds};
+      const double cost = seconds + (candidate.kernel.find("cublaslt") == std::string::npos ? 0.0 : kLibraryBoundary);
+      if (!best.kernel.empty() && cost >= least) continue;
+      best = {rows, candidate.kernel, seconds};
+      least = cost;
     }
     if (!best.kernel.empty()) tuned.choices.push_back(std::move(best));
   }
@@ -180,7 +209,7 @@ std::vector<TunedLinear> tune(const Engine& engine, const TunerOptions& options)
     throw Error(ErrorKind::kEngineIncompatible, "only engines of target cuda are tuned; build it with --target cuda");
   }
   cuda::open_device(options.device, plan.sm);
-  DeviceArray<std::uint8_t> workspace(cuda::kWorkspaceBytes);
+  DeviceArray<std::uint8_t> workspace(cuda::gemm_workspace_bytes(plan));
   workspace.fill(0);
   const cuda::LinearKernels kernels({workspace.data(), workspace.size()}, options.cublaslt, false, {});
   std::vector<TunedLinear> tuned;

@@ -98,6 +98,9 @@ void WeightStore::collect(const Plan& plan) {
     } else if (const auto* swiglu = std::get_if<NormSwigluOp>(&op)) {
       add(swiglu->norm);
       add(swiglu->gate_up_bias);
+    } else if (const auto* moe = std::get_if<NormMoeOp>(&op)) {
+      add(moe->norm);
+      add(moe->router);
     } else if (const auto* head = std::get_if<LmHeadOp>(&op)) {
       add(head->norm);
       add(head->bias);
