@@ -51,6 +51,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window": ("MistralForCausalLM", {**BASE, "sliding_window": 24}),
     "qwen2": ("Qwen2ForCausalLM", BASE),
     "qwen3": ("Qwen3ForCausalLM", BASE),
+    "mixtral": ("MixtralForCausalLM", {**BASE, "intermediate_size": 160, "num_local_experts": 8}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {**BASE, "moe_intermediate_size": 80, "num_experts": 40, "num_experts_per_tok": 6, "norm_topk_prob": True,
+         "mlp_only_layers": [1]},
+    ),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA, **SOFTCAPS}),
     "gemma2, heads of 256": (
         "Gemma2ForCausalLM",
@@ -59,6 +65,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
     **{f"llama, {name}": ("LlamaForCausalLM", {**BASE, **ROPES[name]}) for name in ("llama3", "yarn")},
 }  # fmt: skip
+
+MIXTURES = ("mixtral", "qwen3_moe")
+"""Cases whose layers have experts"""
 
 
 def random_prompt(seed: int, length: int, vocab: int = 400) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aotllm.engines import Engine
-from tests.gpu.engines import CASES, Sequences, random_prompt, relative_error, tiny_engine
+from tests.gpu.engines import CASES, MIXTURES, Sequences, random_prompt, relative_error, tiny_engine
 from tests.integration.engines import build_engine
 from tests.integration.engines import prompt_logits as cpu_logits
 
@@ -31,16 +31,35 @@ def reference_logits(model: Any, prompt: list[int], dtype: str) -> np.ndarray:
     import torch
 
     model = copy.deepcopy(model)
-    for (
-        parameter
-    ) in model.parameters():  # not the buffers: RoPE's frequencies stay float32, as in a model that is loaded
+    for parameter in model.parameters():  # not the buffers: RoPE's frequencies stay float32, as in a loaded model
         parameter.data = parameter.data.to(getattr(torch, dtype))
     with torch.no_grad():
         logits: np.ndarray = model(torch.tensor([prompt])).logits[0].float().numpy()
     return logits
 
 
-@pytest.mark.parametrize("case", CASES)
+def row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    assert np.isfinite(got).all()
+    distance: np.ndarray = np.linalg.norm(got.astype(np.float64) - want, axis=-1)
+    return distance / np.linalg.norm(want, axis=-1)
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_logits_of_mixtures_equal_transformers(case: str, tmp_path: Path) -> None:
+    """Two experts that a row wants about equally change places when something rounds otherwise: that row, and those
+    that attend to it, go other ways from there on. So most rows are compared, not each."""
+    model, engine = tiny_engine(tmp_path, case)
+    prompt = random_prompt(7, PROMPT_TOKENS)
+    exact, rounded = reference_logits(model, prompt, "float32"), reference_logits(model, prompt, "bfloat16")
+    logits = Sequences(engine).logits(prompt)
+    ours, theirs = np.median(row_errors(logits, exact)), np.median(row_errors(rounded, exact))
+    same = [(each.argmax(-1) == exact.argmax(-1)).mean() for each in (logits, rounded)]
+    print(f"{case}: relative error of half of the rows {ours:.4f}, of transformers in bf16 {theirs:.4f}; same {same}")
+    assert ours <= max(TOLERANCE, 1.5 * theirs)
+    assert same[0] >= same[1] - 0.05
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in MIXTURES])
 def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     model, engine = tiny_engine(tmp_path, case)
     prompt = random_prompt(7, PROMPT_TOKENS)
@@ -56,14 +75,15 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     assert (logits.argmax(-1) == exact.argmax(-1))[clear].all()
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma2", "gemma3", "mixtral"])
 def test_logits_equal_the_cpu_engine(case: str, tmp_path: Path) -> None:
     _, cuda = tiny_engine(tmp_path, case)
     cpu = build_engine(tmp_path / "model", tmp_path / "cpu", max_seq_len=512, max_num_tokens=256)
     prompt = random_prompt(3, PROMPT_TOKENS)
-    error = relative_error(Sequences(cuda).logits(prompt), cpu_logits(cpu, prompt))
+    got, want = Sequences(cuda).logits(prompt), cpu_logits(cpu, prompt)
+    error = np.median(row_errors(got, want)) if case in MIXTURES else relative_error(got, want)
     print(f"{case}: relative error {error:.4f}")
-    assert error <= 3e-2
+    assert error <= (5e-2 if case in MIXTURES else 3e-2)
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral, window", "gemma3"])
@@ -120,6 +140,14 @@ def test_decode_batches_of_every_padded_size(engine: Engine) -> None:
 
 
 def test_deterministic_bits_depend_on_nothing_else(engine: Engine) -> None:
+    check_determinism(engine)
+
+
+def test_experts_are_deterministic(tmp_path: Path) -> None:
+    check_determinism(tiny_engine(tmp_path, "qwen3_moe")[1])
+
+
+def check_determinism(engine: Engine) -> None:
     prompts = [random_prompt(i, length + 70 * (i % 3)) for i, length in enumerate(LENGTHS)]
     starts = [70 * (i % 3) for i in range(len(prompts))]
     sequences = Sequences(engine, count=len(prompts) + 1, deterministic=True)

@@ -135,14 +135,18 @@ def continuation(executor: Executor, prompt: list[int], length: int) -> list[int
     return list(executor.submit(Request(prompt_token_ids=prompt, sampling=sampling)).result().outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("run", [name for name in REFERENCES if name.startswith("SmolLM2")])
+@pytest.mark.parametrize("run", [name for name in REFERENCES if "SmolLM2" in name and "weights exact" in name])
 def test_greedy_continuations(run: str, smollm2: Engine) -> None:
+    """Of the same weights in another engine's 16-bit arithmetic, which never says an end token."""
+    ends, agreed = smollm2.manifest.eos_token_ids, 0
     with Executor(smollm2, verify=False) as executor:
         for case in REFERENCES[run]:
             got = continuation(executor, case["prompt_ids"], len(case["ids"]))
             differing = [i for i, (a, b) in enumerate(zip(got, case["ids"], strict=True)) if a != b]
-            if differing:
+            if differing and got[differing[0]] not in ends:
                 assert case["margins"][differing[0]] < NEAR_TIE, f"{case['prompt']!r}: token {differing[0]}"
+            agreed = max(agreed, differing[0] if differing else len(got))
+    assert agreed >= 20
 
 
 def test_answers_are_those_of_the_cpu_engine(smollm2: Engine, smollm2_cpu: Engine) -> None:

@@ -15,6 +15,7 @@ import pytest
 from aotllm import Executor, Request, SamplingParams
 from aotllm.engines import Engine
 from aotllm.errors import InvalidRequest
+from tests.gpu.answers import assert_the_device_samples_as_the_host_does
 from tests.gpu.engines import BASE, CASES, Sequences, random_prompt, relative_error
 from tests.integration.engines import build_engine, save_tiny_model
 
@@ -114,8 +115,15 @@ def test_greedy_answers(engines: dict[int, Engine], ranks: int) -> None:
         assert (logits.max(-1) - chosen <= ROUNDING * np.abs(logits).max()).all()
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_first_rank_samples_as_the_host_does(engines: dict[int, Engine], ranks: int) -> None:
+    options = {"deterministic": True, "kv_cache_memory": "20000tokens", "devices": "0"}
+    with Executor(engines[ranks], verify=False, **options) as executor:
+        assert_the_device_samples_as_the_host_does(executor)
+
+
 def test_fp8_weights(tmp_path: Path) -> None:
-    """Each rank scales its part of a row of activations by itself: other codes, as close to bf16 as those of one rank."""
+    """Each rank scales its part of a row of activations by itself: other codes, as close to bf16 as one rank's."""
     prompt = random_prompt(7, PROMPT_TOKENS)
     exact = Sequences(engines_of("llama", tmp_path / "bf16")[1]).logits(prompt)
     engines = engines_of("llama", tmp_path / "fp8", quantize="fp8")

@@ -29,6 +29,7 @@ BASE = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+EXPERTS = {"num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 GEMMA = {
     **BASE,
     "num_hidden_layers": 6,
@@ -56,6 +57,17 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window": ("MistralForCausalLM", {**BASE, "sliding_window": 8}),
     "qwen2": ("Qwen2ForCausalLM", BASE),
     "qwen3": ("Qwen3ForCausalLM", BASE),
+    "mixtral": ("MixtralForCausalLM", {**BASE, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**BASE, **EXPERTS}),
+    "qwen3_moe, normalized, dense layers": (
+        "Qwen3MoeForCausalLM",
+        {**BASE, **EXPERTS, "num_hidden_layers": 4, "norm_topk_prob": True, "decoder_sparse_step": 2,
+         "mlp_only_layers": [1]},
+    ),
+    "qwen3_moe, odd sizes": (
+        "Qwen3MoeForCausalLM",
+        {**BASE, "hidden_size": 72, "num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 20},
+    ),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
 }  # fmt: skip
@@ -107,7 +119,7 @@ def test_rope_beyond_the_original_length(rope_type: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"])
 def test_half_precision_weights(case: str, dtype: str, tmp_path: Path) -> None:
     """The reference computes in float32 with the rounded weights, so only the order of sums and the KV type differ."""
     model_class, parameters = CASES[case]

@@ -28,7 +28,7 @@ LLAMA = {
 
 
 @pytest.mark.skipif(_runtime.has_cuda(), reason="this build has CUDA")
-@pytest.mark.parametrize("quantize", [None, "fp8"])
+@pytest.mark.parametrize("quantize", [None, "fp8", "int8", "int4"])
 def test_a_build_without_cuda_says_what_to_install(quantize: str | None, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", "LlamaForCausalLM", LLAMA, dtype="bf16")
     engine = build_engine(tmp_path / "model", tmp_path / "engine", target="cuda", quantize=quantize)

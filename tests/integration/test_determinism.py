@@ -68,7 +68,7 @@ def test_batch_of_sixteen_does_not_matter(engine: Engine, chunk: int) -> None:
     assert same_bits(prompt_logits(engine, prompts[0]), batched_logits(engine, prompts, chunk))
 
 
-@pytest.mark.parametrize("case", ["llama, odd sizes", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("case", ["llama, odd sizes", "qwen3", "mixtral", "qwen3_moe, odd sizes", "gemma2", "gemma3"])
 @pytest.mark.parametrize(("dtype", "kv"), [("f32", "auto"), ("bf16", "auto"), ("f16", "auto"), ("f32", "int8")])
 def test_float_models_too(case: str, dtype: str, kv: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", *CASES[case], dtype=dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aotllm.cli.inspect import op_table
 from aotllm.engines import Engine, Manifest
 from tests.aotllm.cli.command_line import CommandLine
 from tests.engines.samples import write_engine
@@ -95,3 +96,29 @@ def test_verify(aotllm: CommandLine, tmp_path: Path):
     outcome = aotllm("verify", tmp_path / "engine")
     assert (outcome.code, outcome.out) == (3, "")
     assert "tokenizer.json" in outcome.err
+
+
+class EngineWithExperts(PlannedEngine):
+    """One op of two experts."""
+
+    def plan(self, rank: int = 0) -> dict[str, Any]:
+        segments = {part: [{"tensor": f"{part}.{i}", "format": "q4_k", "n": 6} for i in range(2)] for part in PARTS}
+        moe = {"op": "norm_moe", "in": 0, "residual": 0, "out": 0, "norm": "norm", "router": "router"}
+        return {
+            "buffers": [{"name": "hidden", "width": 8}],
+            "linears": {part: {"n": 12, "k": 8, "segments": segments[part]} for part in PARTS},
+            "ops": [{**moe, **{part: part for part in PARTS}}],
+        }
+
+    def tensors(self, rank: int = 0) -> dict[str, tuple[str, tuple[int, ...], int]]:
+        sizes = {"norm": 8, "router": 16, **{f"{part}.{i}": 100 for part in PARTS for i in range(2)}}
+        return {name: ("U8", (count,), count) for name, count in sizes.items()}
+
+
+PARTS = ("gate", "up", "down")
+
+
+def test_weights_of_experts_are_all_counted(manifest: Manifest, tmp_path: Path):
+    (op,) = op_table(EngineWithExperts(tmp_path / "engine", manifest))
+    assert op["matrices"] == [[12, 8]] * 3
+    assert op["weight_bytes"] == 600 + 8 + 16

@@ -1,0 +1,69 @@
+"""Logits of INT4 and INT8 engines against their own weights in float32, in chunks that every kind of kernel takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotllm.engines import Engine
+from tests.builder.checkpoints.int_models import KINDS, quantize_folder
+from tests.builder.cuda_plan_interpreter import open_ranks
+from tests.gpu.engines import CASES, Sequences, random_prompt, relative_error, tiny_engine
+from tests.integration.engines import build_engine, save_tiny_model
+
+TOLERANCE = 3e-2
+"""Numbers between ops are bf16, and so are weights where more than 64 rows are multiplied"""
+PROMPT_TOKENS = 150
+CHUNKS = (1, 9, 17, 40, 64, 128)
+
+
+def exact_logits(engine: Engine, prompt: list[int]) -> np.ndarray:
+    """The engine's plan in numpy."""
+    (rank,) = open_ranks(engine.path, 1, num_blocks=16)
+    tokens_per_block = engine.manifest.limits.tokens_per_block
+    table = list(range(-(-len(prompt) // tokens_per_block)))
+    logits: np.ndarray = rank.step([prompt], [0], [table], ["all"])
+    return logits
+
+
+def check(engine: Engine, seed: int) -> None:
+    prompt = random_prompt(seed, PROMPT_TOKENS)
+    expected = exact_logits(engine, prompt)
+    sequences = Sequences(engine, count=2)
+    for chunk in CHUNKS:
+        error = relative_error(sequences.logits(prompt, chunk), expected)
+        print(f"chunks of {chunk}: relative error {error:.4f}")
+        assert error <= TOLERANCE, chunk
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("case", ["llama", "llama, heads of 96, odd sizes", "qwen2", "gemma2"])
+def test_quantized_models(quantize: str, case: str, tmp_path: Path) -> None:
+    _, engine = tiny_engine(tmp_path, case, quantize=quantize)
+    assert quantize in engine.manifest.precision.weight_formats
+    check(engine, 21)
+
+
+def test_a_quantized_head(tmp_path: Path) -> None:
+    _, engine = tiny_engine(tmp_path, "llama", quantize="int4", quantize_lm_head=True)
+    check(engine, 22)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_of_integers(kind: str, tmp_path: Path) -> None:
+    model_class, parameters = CASES["llama"]
+    save_tiny_model(tmp_path / "model", model_class, parameters, dtype="bf16", max_gain=0.8)
+    quantize_folder(tmp_path / "model", KINDS[kind])
+    engine = build_engine(tmp_path / "model", tmp_path / "engine", target="cuda", max_seq_len=512, max_num_tokens=256)
+    check(engine, 23)
+
+
+def test_deterministic_engines_do_not_depend_on_chunks(tmp_path: Path) -> None:
+    _, engine = tiny_engine(tmp_path, "llama", quantize="int4")
+    prompt = random_prompt(24, PROMPT_TOKENS)
+    sequences = Sequences(engine, count=1, deterministic=True)
+    whole = sequences.logits(prompt)
+    for chunk in CHUNKS:
+        np.testing.assert_array_equal(sequences.logits(prompt, chunk), whole)
