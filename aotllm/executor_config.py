@@ -42,8 +42,8 @@ class ExecutorConfig:
     devices: str | None = parameter(
         None,
         ParameterSpec(
-            "GPUs of the ranks of an engine that was built with --tp, in order, as in 0,1,2,3; one number puts all of "
-            "them on that GPU, for tests. None = by device.",
+            "GPUs of the ranks of an engine that was built with --tp or --pp, in order of stages, then ranks, as in "
+            "0,1,2,3; one number puts all of them on that GPU. None = by device.",
             str,
             optional=True,
         ),

@@ -13,8 +13,8 @@ from aotllm.cli.console import print_json, size
 if TYPE_CHECKING:
     from aotllm.engines import Engine
 
-_LINEAR_FIELDS = ("linear", "gate", "up", "gate_up")
-_DENSE_FIELDS = ("norm", "q_norm", "k_norm", "post_norm", "bias", "gate_bias", "up_bias", "gate_up_bias")
+_LINEAR_FIELDS = ("linear", "gate", "up", "gate_up", "down")
+_DENSE_FIELDS = ("norm", "q_norm", "k_norm", "post_norm", "bias", "gate_bias", "up_bias", "gate_up_bias", "router")
 
 
 def inspect(
@@ -35,9 +35,15 @@ def inspect(
 
 
 def op_table(engine: Engine) -> list[dict[str, Any]]:
-    """One record per op of the plan: name, layer, shape of its output buffer and matrices, formats, weight bytes."""
-    plan = engine.plan()
-    sizes = {name: num_bytes for name, (_, _, num_bytes) in engine.tensors().items()}
+    """One record per op of the plan: name, layer, shape of its output buffer and matrices, formats, weight bytes. Of
+    the ranks of a stage the first one's."""
+    parallel = engine.manifest.parallel
+    return [op for stage in range(parallel.pp) for op in _ops_of(engine, stage * parallel.tp)]
+
+
+def _ops_of(engine: Engine, rank: int) -> list[dict[str, Any]]:
+    plan = engine.plan(rank)
+    sizes = {name: num_bytes for name, (_, _, num_bytes) in engine.tensors(rank).items()}
     table = []
     for op in plan["ops"]:
         matrices = [plan["linears"][op[field]] for field in _LINEAR_FIELDS if op.get(field) is not None]
@@ -61,7 +67,7 @@ def op_table(engine: Engine) -> list[dict[str, Any]]:
 
 
 def memory_plan(engine: Engine) -> dict[str, int]:
-    """What the engine takes when loaded, in bytes. The KV figures are for one sequence; the pool's size is chosen
+    """What a rank takes when loaded, in bytes. The KV figures are for one sequence; the pool's size is chosen
     when an executor starts."""
     memory, limits = engine.manifest.memory, engine.manifest.limits
     return {
