@@ -249,7 +249,11 @@ def test_shutdown_ends_every_kind_of_request(models: Models, drain: bool) -> Non
     next(handles[0])
     executor.shutdown(drain)
     reasons = {output.finish_reason for handle in handles for output in handle.result(0).outputs}
-    assert reasons == ({"length", "stop"} if drain else {"cancelled"})
+    if drain:
+        assert reasons == {"length", "stop"}
+    else:  # some may have ended before, on a busy machine
+        assert "cancelled" in reasons
+        assert reasons <= {"cancelled", "length", "stop"}
     stats = executor.stats()
     assert (stats.running, stats.queued, stats.blocks_used) == (0, 0, 0)
 

@@ -192,10 +192,13 @@ def test_preemption(smollm2: Engine, guesser: str) -> None:
         for prompt, sampling in zip(PROMPTS[2:6], samplings, strict=True)
     ]
     expected, _ = run(smollm2, requests)
-    # The longest sequence alone needs eight blocks.
-    results, stats = run(smollm2, requests, speculative=guesser, num_speculative_tokens=6, num_kv_blocks=12)
-    assert [content(result) for result in results] == [content(result) for result in expected]
-    assert stats.preemptions > 0
+    for _ in range(5):  # on a busy machine they may come one after the other
+        # The longest sequence alone needs eight blocks.
+        results, stats = run(smollm2, requests, speculative=guesser, num_speculative_tokens=6, num_kv_blocks=12)
+        assert [content(result) for result in results] == [content(result) for result in expected]
+        if stats.preemptions > 0:
+            return
+    pytest.fail("nobody was preempted")
     check_counters(results, stats)
 
 
