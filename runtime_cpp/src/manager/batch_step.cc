@@ -99,11 +99,8 @@ bool InflightBatcher::run_step() {
 /// Gives the step to the runner, which may have it already. One with a queue is then under way; others are done.
 void InflightBatcher::give_step() {
   if (!under_way_) {
-    const std::vector<BlockCopy> copies = kv_.take_copies();
-    copied_blocks_ = !copies.empty();
-    if (copied_blocks_) {
-      runner_.copy_blocks(copies);
-    }
+    copied_blocks_ = false;
+    copy_blocks();
   }
   if (parts_.watchdog != nullptr) {
     parts_.watchdog->enter(Watchdog::Phase::kRunning);
@@ -116,21 +113,26 @@ void InflightBatcher::give_step() {
   }
 }
 
+/// Has the runner make the copies that the blocks taken since the last time ask for.
+void InflightBatcher::copy_blocks() {
+  const std::vector<BlockCopy> copies = kv_.take_copies();
+  if (!copies.empty()) {
+    copied_blocks_ = true;
+    runner_.copy_blocks(copies);
+  }
+}
+
 /// Gives the runner the next step behind the one under way, where the plan made ahead will do and nothing that comes of
 /// this step is needed to begin it. Sequences that this step ends run a token in vain: what it writes lies behind all
 /// that is kept of them, and in blocks that nobody writes before it.
 void InflightBatcher::run_ahead() {
-  if (!ahead_.valid() || parts_.proposer != nullptr || !step_.can_run_ahead()) {
+  const auto waits = [this](const ScheduledSequence& planned) { return !at(planned.id).can_run_ahead(); };
+  if (!ahead_.valid() || parts_.proposer != nullptr || !step_.can_run_ahead() ||
+      std::ranges::any_of(ahead_.plan().sequences, waits)) {
     return;
   }
-  plan_ = ahead_.take();
-  for (const ScheduledSequence& planned : plan_.sequences) {
-    if (!at(planned.id).can_run_ahead()) {
-      ahead_.offer(std::move(plan_));
-      return;
-    }
-  }
-  for (const ScheduledSequence& planned : plan_.sequences) {
+  const StepPlan plan = ahead_.take();
+  for (const ScheduledSequence& planned : plan.sequences) {
     Sequence& sequence = at(planned.id);
     const std::int32_t begin = sequence.num_computed + sequence.num_scheduled;
     const std::int32_t known = static_cast<std::int32_t>(sequence.tokens.size()) - begin;
@@ -140,11 +142,7 @@ void InflightBatcher::run_ahead() {
       next_.add_behind(sequence, num_tokens, kv_.num_groups());
     }
   }
-  const std::vector<BlockCopy> copies = kv_.take_copies();
-  if (!copies.empty()) {
-    copied_blocks_ = true;
-    runner_.copy_blocks(copies);
-  }
+  copy_blocks();
   if (!next_.empty()) {
     runner_.queue(next_.steps());
     ++totals_.steps_queued;

@@ -116,6 +116,7 @@ class InflightBatcher {
   // Running (batch_step.cc)
   bool run_step();
   void give_step();
+  void copy_blocks();
   void plan_ahead();
   void run_ahead();
   void drop_steps(bool both);

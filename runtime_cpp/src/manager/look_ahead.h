@@ -23,7 +23,8 @@ class LookAhead {
 
   bool valid() const { return valid_; }
 
-  /// Precondition: valid().
+  /// Precondition of both: valid().
+  const StepPlan& plan() const { return plan_; }
   StepPlan take() {
     valid_ = false;
     return std::exchange(plan_, {});

@@ -45,9 +45,8 @@ class Program {
 
   /// Launches the layers for a step of `shape`, and on the last stage the head of the rows that are sampled and, on
   /// rank 0 of it and unless they are sampled late, sampling: tokens to `sampled_tokens` [shape.sampled] (device
-  /// address). `fed` are the tokens that the step before has sampled, which those of this one may stand for.
-  void run(const StepShape& shape, const StepView& step, const std::int32_t* fed, std::int32_t* sampled_tokens,
-           const Stream& stream) const;
+  /// address), where those of the step before are, which tokens of this one may stand for.
+  void run(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens, const Stream& stream) const;
 
   /// Launches the head for `count` ≤ head_rows() rows; logits() of rank 0 holds them then.
   void head(const std::int32_t* rows, int count, const Stream& stream) const;
@@ -79,7 +78,7 @@ class Program {
   struct Run {
     const StepShape& shape;
     const StepView& step;
-    const std::int32_t* fed;
+    const std::int32_t* fed;  ///< what the step before has sampled
     const Stream& stream;
     const RmsNormArgs* next_norm = nullptr;  ///< of the next op, which a sum over ranks takes along; null = none does
     bool is_normed = false;                  ///< the op before has done so

@@ -104,7 +104,7 @@ OwnedGraph Rank::capture(const StepShape& shape) {
   check(cudaStreamBeginCapture(stream_.handle(), cudaStreamCaptureModeThreadLocal), "capture of a graph");
   cudaGraph_t graph = nullptr;
   try {
-    program_.run(shape, data_.view(shape), sampled_tokens(), sampled_tokens(), launches());
+    program_.run(shape, data_.view(shape), sampled_tokens(), launches());
   } catch (...) {
     cudaStreamEndCapture(stream_.handle(), &graph);
     if (graph != nullptr) cudaGraphDestroy(graph);
@@ -178,7 +178,7 @@ void Rank::begin(std::span<const SequenceStep> sequences) {
   if (options_.graphs && is_padded(shape)) {
     run_graph(shape);
   } else {
-    program_.run(shape, data_.view(shape), sampled_tokens(), sampled_tokens(), launches());
+    program_.run(shape, data_.view(shape), sampled_tokens(), launches());
   }
   if (after_ != nullptr) after_->send(program_.leaving(), program_.stream_bytes(shape.rows), stream_.handle());
   turn_ ^= 1;
