@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,18 @@ def tiny_engine(folder: Path, case: str, **options: Any) -> tuple[Any, Engine]:
     return model, build_engine(folder / "model", folder / "engine", **options)
 
 
+def devices_of(engine: Engine) -> list[int]:
+    """The first device for all ranks or, with AOTLLM_TEST_SPREAD=N in the environment, the first N in turn."""
+    count = int(os.environ.get("AOTLLM_TEST_SPREAD", "1"))
+    parallel = engine.manifest.parallel
+    return [0] if count == 1 else [rank % count for rank in range(parallel.tp * parallel.pp)]
+
+
+def device_list(engine: Engine) -> str:
+    """The same as the executor's option."""
+    return ",".join(map(str, devices_of(engine)))
+
+
 class Sequences:
     """A CUDA runner with KV blocks for `count` sequences of the engine's full length."""
 
@@ -89,7 +102,8 @@ class Sequences:
         limits = engine.manifest.limits
         self.per_sequence = -(-limits.max_seq_len // limits.tokens_per_block)
         self.max_num_tokens = limits.max_num_tokens
-        self.runner = _runtime.CudaRunner(str(engine.rank_file()), count * self.per_sequence, **options)
+        blocks = count * self.per_sequence
+        self.runner = _runtime.CudaRunner(str(engine.rank_file()), blocks, devices=devices_of(engine), **options)
 
     def table(self, index: int) -> list[int]:
         """Blocks of a sequence: in no order, and not side by side."""

@@ -1,4 +1,7 @@
-"""Engines cut into pipeline stages, all on one device: what one stage says, to the bit, since rows are only copied."""
+"""Engines cut into pipeline stages: what one stage says, to the bit, since rows are only copied.
+
+All stages share a device, unless AOTLLM_TEST_SPREAD=N spreads them over N.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from aotllm import Executor, Request, SamplingParams
 from aotllm.engines import Engine
 from aotllm.errors import InvalidRequest
-from tests.gpu.engines import BASE, CASES, Sequences, random_prompt, relative_error
+from tests.gpu.engines import BASE, CASES, Sequences, device_list, random_prompt, relative_error
 from tests.integration.engines import build_engine, save_tiny_model
 
 PROMPT_TOKENS = 200
@@ -38,7 +41,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_logits_are_those_of_one_stage(engines: dict[str, Engine], stages: str, deterministic: bool) -> None:
     prompt = random_prompt(7, PROMPT_TOKENS)
     one = Sequences(engines["one"], deterministic=deterministic)
-    cut = Sequences(engines[stages], deterministic=deterministic, devices=[0])
+    cut = Sequences(engines[stages], deterministic=deterministic)
     for chunk in (0, 64, 7):
         assert np.array_equal(cut.logits(prompt, chunk), one.logits(prompt, chunk)), chunk
 
@@ -46,8 +49,8 @@ def test_logits_are_those_of_one_stage(engines: dict[str, Engine], stages: str, 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_stages_of_several_ranks(engines: dict[str, Engine], deterministic: bool) -> None:
     prompt = random_prompt(7, PROMPT_TOKENS)
-    want = Sequences(engines["tp2"], deterministic=deterministic, devices=[0]).logits(prompt)
-    both = Sequences(engines["pp2 tp2"], deterministic=deterministic, devices=[0])
+    want = Sequences(engines["tp2"], deterministic=deterministic).logits(prompt)
+    both = Sequences(engines["pp2 tp2"], deterministic=deterministic)
     for chunk in (0, 64):
         got = both.logits(prompt, chunk)
         assert relative_error(got, want) <= ROUNDING
@@ -60,8 +63,8 @@ def test_decode_steps(engines: dict[str, Engine], stages: str, graphs: bool) -> 
     """Batches of single tokens, each twice: the second time the graphs of all stages are replayed."""
     prompts = [random_prompt(100 + i, 20 + (13 * i) % 90) for i in range(9)]
     reference = engines["tp2" if "tp2" in stages else "one"]
-    one = Sequences(reference, count=9, devices=[0], graphs=graphs)
-    cut = Sequences(engines[stages], count=9, devices=[0], graphs=graphs)
+    one = Sequences(reference, count=9, graphs=graphs)
+    cut = Sequences(engines[stages], count=9, graphs=graphs)
     for sequences in (one, cut):
         for i, prompt in enumerate(prompts):
             sequences.logits(prompt[:-1], index=i)
@@ -75,7 +78,8 @@ def test_decode_steps(engines: dict[str, Engine], stages: str, graphs: bool) -> 
 
 def greedy(engine: Engine, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    with Executor(engine, verify=False, kv_cache_memory="8192tokens", devices="0", **options) as executor:
+    options = {"kv_cache_memory": "8192tokens", "devices": device_list(engine), **options}
+    with Executor(engine, verify=False, **options) as executor:
         results = executor.generate([Request(prompt_token_ids=prompt, sampling=sampling) for prompt in prompts])
     return [list(result.outputs[0].token_ids) for result in results]
 

@@ -127,7 +127,7 @@ def test_fp8_perplexity(name: str, quality: Callable[[str], Quality]) -> None:
     """FP8 loses what E4M3 loses, 2 to 3 % on this small model, and no more."""
     got, emulated = quality(name).perplexity, quality(f"emulated {name}").perplexity
     print(f"{name}: {got:.3f}, emulated: {emulated:.3f}")
-    assert got == pytest.approx(emulated, rel=0.01)
+    assert quality("exact").perplexity * 0.99 <= got <= emulated * 1.01
 
 
 def continuation(executor: Executor, prompt: list[int], length: int) -> list[int]:

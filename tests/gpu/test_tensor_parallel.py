@@ -1,4 +1,4 @@
-"""Engines split over ranks, all on one device: what one rank says, up to rounding.
+"""Engines split over ranks: what one rank says, up to rounding. AOTLLM_TEST_SPREAD=N spreads them over N devices.
 
 A sum over ranks rounds each rank's part to bf16 before they are added, so logits differ in their last places; where the
 two largest are clearly apart, the token is the same.
@@ -16,7 +16,7 @@ from aotllm import Executor, Request, SamplingParams
 from aotllm.engines import Engine
 from aotllm.errors import InvalidRequest
 from tests.gpu.answers import assert_the_device_samples_as_the_host_does
-from tests.gpu.engines import BASE, CASES, Sequences, random_prompt, relative_error
+from tests.gpu.engines import BASE, CASES, Sequences, device_list, random_prompt, relative_error
 from tests.integration.engines import build_engine, save_tiny_model
 
 ROUNDING = 2e-2
@@ -57,7 +57,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_logits_are_those_of_one_rank(engines: dict[int, Engine], ranks: int, deterministic: bool) -> None:
     prompt = random_prompt(7, PROMPT_TOKENS)
     want = Sequences(engines[1], deterministic=deterministic).logits(prompt)
-    sequences = Sequences(engines[ranks], deterministic=deterministic, devices=[0])
+    sequences = Sequences(engines[ranks], deterministic=deterministic)
     for chunk in (0, 64, 7):
         got = sequences.logits(prompt, chunk)
         error = relative_error(got, want)
@@ -72,7 +72,7 @@ def test_decode_steps(engines: dict[int, Engine], ranks: int, graphs: bool) -> N
     """Batches of single tokens, each twice: the second time the graphs of all ranks are replayed."""
     prompts = [random_prompt(100 + i, 20 + (13 * i) % 90) for i in range(9)]
     one = Sequences(engines[1], count=9)
-    split = Sequences(engines[ranks], count=9, devices=[0], graphs=graphs)
+    split = Sequences(engines[ranks], count=9, graphs=graphs)
     for sequences in (one, split):
         for i, prompt in enumerate(prompts):
             sequences.logits(prompt[:-1], index=i)
@@ -87,7 +87,7 @@ def test_decode_steps(engines: dict[int, Engine], ranks: int, graphs: bool) -> N
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_deterministic_bits_depend_on_nothing_else(engines: dict[int, Engine], ranks: int) -> None:
     prompt = random_prompt(5, PROMPT_TOKENS)
-    sequences = Sequences(engines[ranks], count=2, deterministic=True, devices=[0])
+    sequences = Sequences(engines[ranks], count=2, deterministic=True)
     first = sequences.logits(prompt)
     for chunk in (1, 64, 65):
         assert np.array_equal(sequences.logits(prompt, chunk, index=1), first), chunk
@@ -95,7 +95,8 @@ def test_deterministic_bits_depend_on_nothing_else(engines: dict[int, Engine], r
 
 def greedy(engine: Engine, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    with Executor(engine, verify=False, kv_cache_memory="8192tokens", devices="0", **options) as executor:
+    options = {"kv_cache_memory": "8192tokens", "devices": device_list(engine), **options}
+    with Executor(engine, verify=False, **options) as executor:
         results = executor.generate([Request(prompt_token_ids=prompt, sampling=sampling) for prompt in prompts])
     return [list(result.outputs[0].token_ids) for result in results]
 
@@ -117,7 +118,7 @@ def test_greedy_answers(engines: dict[int, Engine], ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_first_rank_samples_as_the_host_does(engines: dict[int, Engine], ranks: int) -> None:
-    options = {"deterministic": True, "kv_cache_memory": "20000tokens", "devices": "0"}
+    options = {"deterministic": True, "kv_cache_memory": "20000tokens", "devices": device_list(engines[ranks])}
     with Executor(engines[ranks], verify=False, **options) as executor:
         assert_the_device_samples_as_the_host_does(executor)
 
@@ -127,7 +128,7 @@ def test_fp8_weights(tmp_path: Path) -> None:
     prompt = random_prompt(7, PROMPT_TOKENS)
     exact = Sequences(engines_of("llama", tmp_path / "bf16")[1]).logits(prompt)
     engines = engines_of("llama", tmp_path / "fp8", quantize="fp8")
-    errors = {n: relative_error(Sequences(engines[n], devices=[0]).logits(prompt), exact) for n in (1, 2, 4)}
+    errors = {n: relative_error(Sequences(engines[n]).logits(prompt), exact) for n in (1, 2, 4)}
     print(f"relative error by ranks: {errors}")
     assert 0 < max(errors.values()) <= 1.25 * errors[1]
 

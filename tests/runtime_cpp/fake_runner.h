@@ -254,7 +254,8 @@ class FakeRunner : public ModelRunner {
     std::span<const std::uint32_t> mask;
     if (row.mask >= 0) {
       const auto words = static_cast<std::size_t>((shape_.vocab_size + 31) / 32);
-      mask = sequence.masks->wait().subspan(static_cast<std::size_t>(row.mask) * words, words);
+      const std::size_t begin = static_cast<std::size_t>(row.mask) * words;
+      mask = sequence.masks->wait(begin + words - 1).subspan(begin, words);
     }
     try {
       return sampler_.sample(logits, {.params = params,

@@ -217,9 +217,13 @@ class Model {
     rope.positions = positions_.data();
     rope.sequences = sequences_.data();
     rope.kv = kv(layer);
-    rope_kv(rope, stream);
-    mark("rope");
     DecodeAttentionArgs args;
+    if (decode_prefers_fused(rope, KvType::kBf16, m_, kBlocks * kTokensPerBlock, kTokensPerBlock)) {
+      args.fused = &rope;
+    } else {
+      rope_kv(rope, stream);
+      mark("rope");
+    }
     args.q = q_.data();
     args.out = attended_.data();
     args.num_heads = kHeads;

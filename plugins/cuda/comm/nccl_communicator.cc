@@ -12,6 +12,9 @@
 namespace aotllm::cuda {
 namespace {
 
+/// That go over a connection to make it.
+constexpr std::size_t kConnectBytes = 1024;
+
 /// The communicators of all ranks, which end together.
 struct Group {
   Group(const std::vector<int>& devices, const std::string& path)
@@ -127,6 +130,41 @@ class NcclCommunicator final : public Communicator {
   DeviceArray<float> gathered_;
 };
 
+/// NCCL makes a connection when it is first used, which fails while a stream is captured: so each is used once now.
+void connect(const Group& group, const std::vector<int>& devices) {
+  const nccl::Functions& f = group.library.functions();
+  const std::size_t size = devices.size();
+  std::vector<DeviceArray<std::uint8_t>> buffers;
+  for (const int device : devices) {
+    check(cudaSetDevice(device), "choice of the device");
+    buffers.emplace_back(2 * size * kConnectBytes);
+  }
+  const auto on_all = [&](const char* what, auto&& call) {
+    group.library.check(f.group_start(), "ncclGroupStart");
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      check(cudaSetDevice(devices[rank]), "choice of the device");
+      call(group.comms[rank], buffers[rank].data(), buffers[rank].data() + size * kConnectBytes);
+    }
+    group.library.check(f.group_end(), what);
+    for (const int device : devices) {
+      check(cudaSetDevice(device), "choice of the device");
+      check(cudaDeviceSynchronize(), what);
+    }
+  };
+  on_all("first ncclSend", [&](nccl::Comm comm, std::uint8_t* from, std::uint8_t* to) {
+    for (std::size_t peer = 0; peer < size; ++peer) {
+      const std::size_t at = peer * kConnectBytes;
+      group.library.check(f.send(from + at, kConnectBytes, nccl::kUint8, static_cast<int>(peer), comm, nullptr),
+                          "ncclSend");
+      group.library.check(f.recv(to + at, kConnectBytes, nccl::kUint8, static_cast<int>(peer), comm, nullptr),
+                          "ncclRecv");
+    }
+  });
+  on_all("first ncclAllGather", [&](nccl::Comm comm, std::uint8_t* from, std::uint8_t* to) {
+    group.library.check(f.all_gather(from, to, kConnectBytes, nccl::kUint8, comm, nullptr), "ncclAllGather");
+  });
+}
+
 }  // namespace
 
 Communicators make_nccl_communicators(const std::vector<int>& devices, const CommunicatorLimits& limits,
@@ -142,6 +180,7 @@ Communicators make_nccl_communicators(const std::vector<int>& devices, const Com
     check(cudaSetDevice(devices[rank]), "choice of the device");
     ends.push_back(std::make_unique<NcclCommunicator>(group, static_cast<int>(rank), limits));
   }
+  connect(*group, devices);
   check(cudaSetDevice(current), "choice of the device");
   return ends;
 }

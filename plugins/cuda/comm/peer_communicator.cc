@@ -10,10 +10,10 @@
 #include "comm/rendezvous.h"
 #include "device_array.h"
 
-// Why nothing waits for ever where ranks share a device. A kernel that waits (kPeerBlocks blocks a rank) leaves most
-// multiprocessors free, so the others' kernels find room; no kernel but these waits for another stream's; and they are
-// launched without programmatic launch, so that no successor sits on a multiprocessor before its time. What remains is
-// the host: a kernel's first launch may wait for all work of the device, hence for a rank that waits for the very
+// Why nothing waits for ever where ranks share a device. A kernel that waits (kSharedPeerBlocks blocks a rank) leaves
+// most multiprocessors free, so the others' kernels find room; no kernel but these waits for another stream's; and they
+// are launched without programmatic launch, so that no successor sits on a multiprocessor before its time. What remains
+// is the host: a kernel's first launch may wait for all work of the device, hence for a rank that waits for the very
 // thread that launches. So outside graphs the ranks meet on the host before each such kernel, when all that precedes it
 // is launched, and each waits for it to end before it launches more. Graphs are made before the ranks meet, and then
 // launch nothing new. (Streams that share one of the driver's queues would also wait for each other inside graphs:
@@ -151,6 +151,7 @@ Communicators make_peer_communicators(const std::vector<int>& devices, const Com
   PeerView view;
   view.capacity = (limits.elements + 7) / 8 * 8;
   view.size = size;
+  view.blocks = shared->shares_device ? kSharedPeerBlocks : kMaxPeerBlocks;
   view.aborted = shared->aborted.device();
   for (int rank = 0; rank < size; ++rank) {
     check(cudaSetDevice(devices[static_cast<std::size_t>(rank)]), "choice of the device");
@@ -158,7 +159,7 @@ Communicators make_peer_communicators(const std::vector<int>& devices, const Com
     load_peer_norm_kernels(size);
     view.staging[rank] = shared->staging.emplace_back(2 * view.capacity).data();
     view.flags[rank] = shared->flags.emplace_back(zeros<std::uint32_t>(kPeerFlags)).data();
-    shared->calls.push_back(zeros<std::uint32_t>(kPeerBlocks));
+    shared->calls.push_back(zeros<std::uint32_t>(kMaxPeerBlocks));
     if (rank == 0) shared->gathered = zeros<float>(limits.gathered_floats);
     check(cudaDeviceSynchronize(), "memory of the ranks");  // before peers write here
   }

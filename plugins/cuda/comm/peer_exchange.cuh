@@ -50,7 +50,7 @@ __device__ inline void exchange(const PeerView& view, int phase, std::uint32_t c
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (peer < view.size && peer != view.rank) {
-    const int row = (phase * kPeerBlocks + static_cast<int>(blockIdx.x)) * kMaxPeerRanks;
+    const int row = (phase * kMaxPeerBlocks + static_cast<int>(blockIdx.x)) * kMaxPeerRanks;
     store_release(view.flags[peer] + row + view.rank, call);
     const std::uint32_t* flag = view.flags[view.rank] + row + peer;
     const std::uint64_t begin = nanoseconds();

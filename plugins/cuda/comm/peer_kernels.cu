@@ -8,6 +8,8 @@
 namespace aotllm::cuda {
 namespace {
 
+constexpr int kUnrolled = 4;
+
 // Tiles of kPeerThreads vectors are dealt out to blocks in turn, and with two shots rounds of tiles to ranks. A thread
 // has the same vectors in all loops, so that `out` may be the memory that is read.
 template <int kRanks, bool kTwoShots>
@@ -18,32 +20,41 @@ __global__ void __launch_bounds__(kPeerThreads) all_reduce_kernel(const PeerView
   const std::size_t slot = call % 2 * view.capacity;
   const std::int64_t vectors = static_cast<std::int64_t>(args.rows) * (args.width / 8);
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kPeerThreads + threadIdx.x;
-  constexpr std::int64_t kStep = kPeerBlocks * kPeerThreads;
+  const std::int64_t step = std::int64_t{view.blocks} * kPeerThreads;
   __nv_bfloat16* mine = view.staging[view.rank] + slot;
-  for (std::int64_t v = first; v < vectors; v += kStep) {
+  for (std::int64_t v = first; v < vectors; v += step) {
     __stcg(vector_of(mine, v), load_activation(args.partial + v * 8));
   }
   exchange(view, 0, call);
   if constexpr (!kTwoShots) {
-    for (std::int64_t v = first; v < vectors; v += kStep) *vector_of(args.out, v) = reduce<kRanks>(view, args, slot, v);
+    // Reads over a link take long: several are under way.
+    std::int64_t v = first;
+    for (; v + (kUnrolled - 1) * step < vectors; v += kUnrolled * step) {
+      uint4 sums[kUnrolled];
+#pragma unroll
+      for (int u = 0; u < kUnrolled; ++u) sums[u] = reduce<kRanks>(view, args, slot, v + u * step);
+#pragma unroll
+      for (int u = 0; u < kUnrolled; ++u) *vector_of(args.out, v + u * step) = sums[u];
+    }
+    for (; v < vectors; v += step) *vector_of(args.out, v) = reduce<kRanks>(view, args, slot, v);
   } else {
     // The sum takes the place of this rank's own addend, which no other rank reads there.
-    for (std::int64_t v = first + view.rank * kStep; v < vectors; v += kRanks * kStep) {
+    for (std::int64_t v = first + view.rank * step; v < vectors; v += kRanks * step) {
       const uint4 sum = reduce<kRanks>(view, args, slot, v);
       __stcg(vector_of(mine, v), sum);
       *vector_of(args.out, v) = sum;
     }
     exchange(view, 1, call);
-    for (std::int64_t round = first; round < vectors; round += kRanks * kStep) {
+    for (std::int64_t round = first; round < vectors; round += kRanks * step) {
       uint4 fetched[kRanks];
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
-        const std::int64_t v = round + r * kStep;
+        const std::int64_t v = round + r * step;
         if (r != view.rank && v < vectors) fetched[r] = __ldcg(vector_of(view.staging[r] + slot, v));
       }
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
-        const std::int64_t v = round + r * kStep;
+        const std::int64_t v = round + r * step;
         if (r != view.rank && v < vectors) *vector_of(args.out, v) = fetched[r];
       }
     }
@@ -62,7 +73,7 @@ __global__ void __launch_bounds__(kPeerThreads) gather_kernel(const PeerView vie
   const float4* from = reinterpret_cast<const float4*>(args.part);
   float4* to = reinterpret_cast<float4*>(view.gathered);
   for (std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kPeerThreads + threadIdx.x; v < vectors;
-       v += kPeerBlocks * kPeerThreads) {
+       v += std::int64_t{view.blocks} * kPeerThreads) {
     const std::int64_t row = v / width;
     to[(row * view.size + view.rank) * width + v % width] = __ldcg(from + v);
   }
@@ -101,11 +112,11 @@ Kernel choose_kernel(int size, bool two_shots) {
 }  // namespace
 
 void peer_all_reduce(const PeerView& view, const AllReduceArgs& args, bool two_shots, const Stream& stream) {
-  launch(choose_kernel(view.size, two_shots), dim3(kPeerBlocks), dim3(kPeerThreads), 0, stream, view, args);
+  launch(choose_kernel(view.size, two_shots), dim3(view.blocks), dim3(kPeerThreads), 0, stream, view, args);
 }
 
 void peer_gather(const PeerView& view, const GatherArgs& args, const Stream& stream) {
-  launch(gather_kernel, dim3(kPeerBlocks), dim3(kPeerThreads), 0, stream, view, args);
+  launch(gather_kernel, dim3(view.blocks), dim3(kPeerThreads), 0, stream, view, args);
 }
 
 void load_peer_kernels(int size) {

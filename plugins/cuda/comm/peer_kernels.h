@@ -11,11 +11,12 @@
 
 namespace aotllm::cuda {
 
-/// Blocks of every kernel that waits for peers, whatever its size: few enough to be resident beside the kernels of
-/// other ranks on one device. Always as many, so that the counters of all blocks stay the same.
-inline constexpr int kPeerBlocks = 16;
+/// Blocks of every kernel that waits for peers, whatever its size: a block's counter and slots are its own. Where ranks
+/// share a device, few enough to be resident beside the kernels of the others; else as many as keep the links busy.
+inline constexpr int kSharedPeerBlocks = 16;
+inline constexpr int kMaxPeerBlocks = 64;
 inline constexpr int kPeerPhases = 2;  // waits in a kernel
-inline constexpr int kPeerFlags = kPeerPhases * kPeerBlocks * kMaxPeerRanks;
+inline constexpr int kPeerFlags = kPeerPhases * kMaxPeerBlocks * kMaxPeerRanks;
 
 /// Memory of all ranks as one of them sees it.
 struct PeerView {
@@ -25,6 +26,7 @@ struct PeerView {
   std::uint32_t* calls = nullptr;              ///< own, [block]: kernels that this rank has run, the same in all
   const std::uint32_t* aborted = nullptr;      ///< on the host; not 0 = wait no more
   std::size_t capacity = 0;
+  int blocks = kSharedPeerBlocks;  ///< of every kernel, the same for all ranks and calls
   int rank = 0;
   int size = 0;
 };

@@ -91,14 +91,14 @@ __global__ void __launch_bounds__(kPeerThreads)
   const int vectors = args.width / 8;
   const int first = static_cast<int>(threadIdx.x);
   __nv_bfloat16* mine = view.staging[view.rank] + slot;
-  for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += kPeerBlocks) {
+  for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += view.blocks) {
     for (int i = first; i < vectors; i += kPeerThreads) {
       const std::int64_t v = static_cast<std::int64_t>(row) * vectors + i;
       __stcg(vector_of(mine, v), load_activation(args.partial + v * 8));
     }
   }
   exchange(view, 0, call);
-  for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += kPeerBlocks) {
+  for (int row = static_cast<int>(blockIdx.x); row < args.rows; row += view.blocks) {
     float weighted[kVectors][8];
     float squares = 0.0f;
     unsigned largest = 0;
@@ -161,7 +161,7 @@ Kernel choose_kernel(int size) {
 
 void peer_all_reduce_norm(const PeerView& view, const AllReduceArgs& args, const RmsNormArgs& norm,
                           const Stream& stream) {
-  launch(choose_kernel(view.size), dim3(kPeerBlocks), dim3(kPeerThreads), 0, stream, view, args, norm);
+  launch(choose_kernel(view.size), dim3(view.blocks), dim3(kPeerThreads), 0, stream, view, args, norm);
 }
 
 void load_peer_norm_kernels(int size) {

@@ -92,9 +92,12 @@ class StepMasks {
  public:
   virtual ~StepMasks() = default;
 
-  /// Waits until all are made: [masks, ⌈vocab_size / 32⌉], bit t % 32 of word t / 32 allows token t. They stay until
-  /// the step has ended.
-  virtual std::span<const std::uint32_t> wait() = 0;
+  /// Words of all of them: [masks, ⌈vocab_size / 32⌉], bit t % 32 of word t / 32 allows token t.
+  virtual std::size_t size() const = 0;
+
+  /// Waits until more than the first `seen` words are made, seen < size(), and returns those that are, so that what is
+  /// made can go on its way before the rest is. They stay until the step has ended.
+  virtual std::span<const std::uint32_t> wait(std::size_t seen) = 0;
 };
 
 /// What a runner that samples can do beside drawing from the model's own distribution. Sequences that need more get

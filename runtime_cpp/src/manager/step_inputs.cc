@@ -1,31 +1,18 @@
 #include "manager/step_inputs.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <string>
 
 #include "aotllm/errors.h"
+#include "sampling/row_sampling.h"
 #include "support/strings.h"
 
 namespace aotllm {
 namespace {
 
-/// How the runner draws the token of `sequence` at `position`. What is on in double precision stays on when it is
-/// rounded.
+/// How the runner draws the token of `sequence` at `position`.
 RowSampling row_sampling(const Sequence& sequence, std::size_t position) {
-  const SamplingParams& params = sequence.sampling;
-  RowSampling row;
-  row.temperature = static_cast<float>(params.temperature);
-  if (params.temperature > 0.0) {
-    row.temperature = std::max(row.temperature, std::numeric_limits<float>::min());
-  }
-  row.top_k = params.top_k;
-  row.top_p = static_cast<float>(params.top_p);
-  if (params.top_p < 1.0) {
-    row.top_p = std::min(row.top_p, std::nextafter(1.0F, 0.0F));
-  }
-  row.min_p = static_cast<float>(params.min_p);
+  RowSampling row = row_sampling(sequence.sampling);
   row.seed = sequence.seed;
   row.position = static_cast<std::uint32_t>(position);
   row.sequence_index = static_cast<std::uint32_t>(sequence.index);

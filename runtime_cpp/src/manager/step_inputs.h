@@ -83,34 +83,36 @@ class StepInputs {
   /// Masks of the step, at a place that stays.
   class Masks final : public StepMasks {
    public:
-    std::span<const std::uint32_t> wait() override {
+    std::size_t size() const override { return size_; }
+    std::span<const std::uint32_t> wait(std::size_t seen) override {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return filled_; });
-      return std::span(words).first(size);
+      changed_.wait(lock, [&] { return filled_ > seen; });
+      return std::span(words).first(filled_);
     }
     void clear() {
       const std::lock_guard lock(mutex_);
-      size = 0;
-      filled_ = false;
+      size_ = 0;
+      filled_ = 0;
     }
     /// What they hold until they are filled means nothing.
     void resize(std::size_t num_words) {
-      size = num_words;
-      words.resize(std::max(words.size(), size));
+      size_ = num_words;
+      words.resize(std::max(words.size(), size_));
     }
-    void set_filled() {
+    /// The first `num_words` are made.
+    void set_filled(std::size_t num_words) {
       const std::lock_guard lock(mutex_);
-      filled_ = true;
+      filled_ = num_words;
       changed_.notify_all();
     }
 
     std::vector<std::uint32_t> words;  ///< [masks, mask_words] and more: it does not shrink
-    std::size_t size = 0;
 
    private:
+    std::size_t size_ = 0;
     std::mutex mutex_;  ///< of filled_
     std::condition_variable changed_;
-    bool filled_ = false;
+    std::size_t filled_ = 0;
   };
 
   bool is_drawn(Sequence& sequence, const Entry& entry);
@@ -135,6 +137,8 @@ class StepInputs {
 
 template <class OnFailure>
 void StepInputs::fill_masks(OnFailure&& on_failure) {
+  constexpr std::size_t kTogether = 65536;  // words that are worth a notice
+  std::size_t noticed = 0;
   for (const Entry& entry : entries_) {
     if (entry.mask < 0) {
       continue;
@@ -144,8 +148,11 @@ void StepInputs::fill_masks(OnFailure&& on_failure) {
     } catch (const std::exception& e) {
       on_failure(entry.sequence->id, e.what());
     }
+    const std::size_t made = static_cast<std::size_t>(entry.mask + 1) * mask_words_;  // masks come in order of entries
+    if (made - noticed >= kTogether || made == masks_->size()) {
+      masks_->set_filled(noticed = made);
+    }
   }
-  masks_->set_filled();
 }
 
 }  // namespace aotllm

@@ -21,6 +21,15 @@ std::vector<int> devices_of(int size) {
   return devices;
 }
 
+/// While it lives, memory is made on the device of one of `size` ranks: NCCL takes no other's.
+class OnDeviceOf {
+ public:
+  OnDeviceOf(int rank, int size) { check(cudaSetDevice(devices_of(size)[static_cast<std::size_t>(rank)]), "device"); }
+  ~OnDeviceOf() { cudaSetDevice(0); }
+  OnDeviceOf(const OnDeviceOf&) = delete;
+  OnDeviceOf& operator=(const OnDeviceOf&) = delete;
+};
+
 /// Over peer memory or, with AOTLLM_TEST_NCCL in the environment (a path, or nothing), over NCCL.
 Communicators make_ends(const std::vector<int>& devices, const CommunicatorLimits& limits) {
   const char* nccl = std::getenv("AOTLLM_TEST_NCCL");
@@ -29,8 +38,7 @@ Communicators make_ends(const std::vector<int>& devices, const CommunicatorLimit
   return nccl == nullptr ? std::move(peers) : make_nccl_communicators(devices, limits, nccl);
 }
 
-/// Ranks with a stream each; their calls are made by a thread a rank, as they are at run time. What they read and write
-/// lies on the first device.
+/// Ranks with a stream each; their calls are made by a thread a rank, as they are at run time.
 struct Ranks {
   Ranks(int size, const CommunicatorLimits& limits)
       : devices(devices_of(size)), ends(make_ends(devices, limits)), streams(ends.size()) {
@@ -89,6 +97,7 @@ struct Sum {
     }
     if (has_bias) bias = DeviceArray<float>(biases);
     for (int r = 0; r < size; ++r) {
+      const OnDeviceOf device(r, size);
       inputs.emplace_back(partials[static_cast<std::size_t>(r)]);
       if (has_residual) residuals.emplace_back(added);
       if (!in_place) outputs.emplace_back(elements).fill(0xFF);
@@ -242,6 +251,7 @@ TEST_P(Comm, GatherPutsColumnsSideBySide) {
     std::vector<std::vector<float>> parts;
     std::vector<DeviceArray<float>> inputs;
     for (int r = 0; r < size; ++r) {
+      const OnDeviceOf device(r, size);
       parts.push_back(random_normal(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns)));
       inputs.emplace_back(parts.back());
     }
@@ -322,6 +332,7 @@ TEST_P(Comm, SumsThatFeedEachOther) {
   std::vector<DeviceArray<Bf16>> values;
   std::vector<DeviceArray<Bf16>> outs;
   for (int r = 0; r < size; ++r) {
+    const OnDeviceOf device(r, size);
     values.emplace_back(std::vector<Bf16>(kRows * kWidth, __float2bfloat16_rn(r == 0 ? 1.0f : 0.0f)));
     outs.emplace_back(static_cast<std::size_t>(kRows * kWidth));
   }

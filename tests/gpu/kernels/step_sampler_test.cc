@@ -78,7 +78,10 @@ class RandomMasks final : public StepMasks {
       masks_.push_back(i / words_ == 1 ? 0U : random_engine()());  // the second one forbids all
     }
   }
-  std::span<const std::uint32_t> wait() override { return masks_; }
+  std::size_t size() const override { return masks_.size(); }
+  std::span<const std::uint32_t> wait(std::size_t seen) override {  // in parts of one mask and a bit
+    return std::span(masks_).first(std::min(masks_.size(), seen + words_ + 1));
+  }
   std::span<const std::uint32_t> of(std::int32_t index) const {
     return index < 0 ? std::span<const std::uint32_t>() : std::span(masks_).subspan(index * words_, words_);
   }

@@ -71,7 +71,7 @@ void StepSampler::sample(std::span<const SequenceStep> sequences, const StepView
     args.counts = counter_.counts();
   }
   if (needs.masks != nullptr) {
-    upload(needs.masks->wait(), stream.handle);
+    upload(*needs.masks, stream.handle);
     args.masks = on_device_.data();
   }
   if (needs.greedy) {
@@ -93,14 +93,20 @@ void StepSampler::sample(std::span<const SequenceStep> sequences, const StepView
   row_logprobs(list, stream);
 }
 
-void StepSampler::upload(std::span<const std::uint32_t> masks, cudaStream_t stream) {
+/// Each part as soon as it is made: making, copying and sending of many masks overlap.
+void StepSampler::upload(StepMasks& masks, cudaStream_t stream) {
   if (masks.size() > masks_.size() || masks.size() % mask_words(shape_) != 0) {
     throw Error(ErrorKind::kInternal, cat("step: expected up to ", masks_.size(), " words of masks, ",
                                           mask_words(shape_), " for each, got ", masks.size()));
   }
-  std::ranges::copy(masks, masks_.data());
-  check(cudaMemcpyAsync(on_device_.data(), masks_.data(), masks.size_bytes(), cudaMemcpyHostToDevice, stream),
-        "copy of masks");
+  for (std::size_t sent = 0; sent < masks.size();) {
+    const std::span<const std::uint32_t> part = masks.wait(sent).subspan(sent);
+    std::ranges::copy(part, masks_.data() + sent);
+    check(cudaMemcpyAsync(on_device_.data() + sent, masks_.data() + sent, part.size_bytes(), cudaMemcpyHostToDevice,
+                          stream),
+          "copy of masks");
+    sent += part.size();
+  }
 }
 
 void StepSampler::fetch(const Needs& needs, int turn, cudaStream_t stream) {

@@ -49,7 +49,7 @@ class StepSampler {
   void take(const Needs& needs, int turn, StepOutputs& outputs) const;
 
  private:
-  void upload(std::span<const std::uint32_t> masks, cudaStream_t stream);
+  void upload(StepMasks& masks, cudaStream_t stream);
 
   ModelShape shape_;
   TokenCounter counter_;
