@@ -1,4 +1,6 @@
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
@@ -36,6 +38,22 @@ extern const Kernels kTable;
 #else
 #define AOTLLM_TABLE_avx512_vnni nullptr
 #endif
+#ifdef AOTLLM_HAS_avx512_bf16
+namespace avx512_bf16 {
+extern const Kernels kTable;
+}
+#define AOTLLM_TABLE_avx512_bf16 &avx512_bf16::kTable
+#else
+#define AOTLLM_TABLE_avx512_bf16 nullptr
+#endif
+#ifdef AOTLLM_HAS_amx
+namespace amx {
+extern const Kernels kTable;
+}
+#define AOTLLM_TABLE_amx &amx::kTable
+#else
+#define AOTLLM_TABLE_amx nullptr
+#endif
 
 namespace {
 
@@ -44,6 +62,8 @@ struct CpuFeatures {
   bool avx2 = false;         ///< AVX2, FMA, F16C, BMI2; the OS saves ymm
   bool avx512 = false;       ///< F, BW, VL, DQ; the OS saves zmm and masks
   bool avx512_vnni = false;  ///< AVX512_VNNI
+  bool avx512_bf16 = false;  ///< AVX512_VNNI and AVX512_BF16
+  bool amx = false;          ///< and AMX_TILE, AMX_BF16; the OS saves tiles and lets this process use them
 };
 
 /// Extended control register 0: which register states the operating system saves.
@@ -52,6 +72,14 @@ std::uint64_t read_xcr0() {
   std::uint32_t high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return static_cast<std::uint64_t>(high) << 32 | low;
+}
+
+/// Asks the operating system for the memory that saved tiles take, without which their first use is a fault. Holds for
+/// the whole process.
+bool may_use_tiles() {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, Linux 5.16
+  constexpr int kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 // Bits: Intel SDM volume 2, CPUID leaves 1 and 7; volume 1, 13.3 for XCR0.
@@ -78,6 +106,11 @@ CpuFeatures detect() {
   features.avx512 =
       features.avx2 && (xcr0 & kZmmState) == kZmmState && bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 30) && bit(ebx, 31);
   features.avx512_vnni = features.avx512 && bit(ecx, 11);
+  constexpr std::uint64_t kTileState = 0x60000;  // configuration and data of tiles
+  const bool tiles = bit(edx, 22) && bit(edx, 24) && (xcr0 & kTileState) == kTileState;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return features;
+  features.avx512_bf16 = features.avx512_vnni && bit(eax, 5);
+  features.amx = features.avx512_bf16 && tiles && may_use_tiles();
   return features;
 }
 
@@ -89,8 +122,10 @@ struct Isa {
 };
 
 /// From best to least.
-const std::array<Isa, 3>& isas() {
-  static const std::array<Isa, 3> all = {{
+const std::array<Isa, 5>& isas() {
+  static const std::array<Isa, 5> all = {{
+      {"amx", AOTLLM_TABLE_amx, &CpuFeatures::amx, "AVX-512 F, BW, VL, DQ, VNNI and BF16, AMX TILE and BF16"},
+      {"avx512_bf16", AOTLLM_TABLE_avx512_bf16, &CpuFeatures::avx512_bf16, "AVX-512 F, BW, VL, DQ, VNNI and BF16"},
       {"avx512_vnni", AOTLLM_TABLE_avx512_vnni, &CpuFeatures::avx512_vnni, "AVX-512 F, BW, VL, DQ and VNNI"},
       {"avx512", AOTLLM_TABLE_avx512, &CpuFeatures::avx512, "AVX-512 F, BW, VL and DQ"},
       {"avx2", AOTLLM_TABLE_avx2, &CpuFeatures::avx2, "AVX2, FMA, F16C and BMI2"},
@@ -120,10 +155,9 @@ const Kernels& forced(std::string_view name) {
                 "AOTLLM_FORCE_ISA=" + std::string(name) + " needs a CPU and an operating system with " + isa.needs +
                     ", which this machine lacks; unset AOTLLM_FORCE_ISA to use the best instruction set it has.");
   }
-  throw Error(
-      ErrorKind::kEngineIncompatible,
-      "AOTLLM_FORCE_ISA is '" + std::string(name) +
-          "', which is not an instruction set of this build; set it to avx2, avx512 or avx512_vnni, or unset it.");
+  throw Error(ErrorKind::kEngineIncompatible, "AOTLLM_FORCE_ISA is '" + std::string(name) +
+                                                  "', which is not an instruction set of this build; set it to avx2, "
+                                                  "avx512, avx512_vnni, avx512_bf16 or amx, or unset it.");
 }
 
 const Kernels& choose() {

@@ -23,6 +23,10 @@ enum class Format : std::uint8_t {
   kIQ4_NL,
   kMXFP4,
   kQ8_F32,
+  kQ4_0_G64,
+  kQ4_0_G128,
+  kQ4_1_G64,
+  kQ4_1_G128,
 };
 
 /// Rows of a panel, the lanes of a kernel.
@@ -31,7 +35,24 @@ inline constexpr int kPanelRows = 16;
 inline constexpr int kWeightBlock = 32;
 /// Values that share one activation scale. Half a weight block: it costs a multiply-add more per block and takes a
 /// third off the divergence from exact arithmetic (docs/benchmarks.md).
-inline constexpr int kActivationBlock = 16;
+inline constexpr int kActivationGroup = 16;
+
+/// One row's activations in a weight block, quantized: x ≈ scales[i / 16] · q[i]. All that a kernel reads of them is
+/// one cache line.
+struct alignas(64) ActivationBlock {
+  std::int8_t q[kWeightBlock];     ///< in [-127, 127]
+  float scales[2];                 ///< of q[0, 16) and q[16, 32)
+  float sum;                       ///< fma(scales[1], Σ q[16, 32), scales[0] · Σ q[0, 16)): what mins multiply
+  std::int32_t minus_8_sums[2];    ///< -8 · Σ q of each half: cancels a zero point of 8 and, shifted, of any 2^n
+  std::int32_t minus_128_sums[2];  ///< -128 · Σ q of each half
+  std::int32_t unused;
+};
+static_assert(sizeof(ActivationBlock) == 64);
+
+/// Blocks from a row of `k` activations to the next: an odd number, so that the rows of a tile do not share cache sets.
+constexpr std::ptrdiff_t activation_stride(int k) noexcept {
+  return k / kWeightBlock | 1;
+}
 
 constexpr bool is_float_format(Format f) {
   return f <= Format::kBF16;
@@ -52,17 +73,27 @@ struct Segment {
   const std::uint8_t* panels = nullptr;  ///< 64-byte aligned
 };
 
-/// The inputs of a matmul: float rows for float formats, quantized rows for block formats.
+/// Values of bfloat16 in a line of 64 bytes.
+inline constexpr int kBf16Line = 32;
+
+/// From a row of `k` activations in bfloat16 to the next: whole lines, an odd number of them, so that rows do not fall
+/// into the same sets of a cache.
+constexpr std::ptrdiff_t bf16_stride(int k) {
+  return static_cast<std::ptrdiff_t>((k + kBf16Line - 1) / kBf16Line | 1) * kBf16Line;
+}
+
+/// The inputs of a matmul: float rows for f32 and f16, bfloat16 rows for bf16, quantized rows for block formats.
 struct Activations {
   const float* x = nullptr;  ///< [rows, k], row stride `x_stride` floats
   std::ptrdiff_t x_stride = 0;
-  const std::int8_t* q = nullptr;      ///< [rows, k], in [-127, 127]
-  const float* scales = nullptr;       ///< [rows, k / 16]
-  const std::int32_t* sums = nullptr;  ///< [rows, k / 16]: sum of q
+  const ActivationBlock* blocks = nullptr;  ///< [rows, k / 32], row stride `activation_stride(k)`
+  const std::uint16_t* bf16 =
+      nullptr;  ///< [rows, k], row stride `bf16_stride(k)`; zeros up to the end of k's last line
 };
 
-/// KV element types of the CPU target. kI8: signed codes, a float32 scale for each token, once for K and once for V.
-enum class KvType : std::uint8_t { kF32, kF16, kI8 };
+/// KV element types of the CPU target. kI16, kI8: signed codes, a float32 scale for each token and KV head, once for K
+/// and once for V.
+enum class KvType : std::uint8_t { kF32, kI16, kI8 };
 
 /// The widest head that the kernels take.
 inline constexpr int kMaxHeadDim = 512;
@@ -72,45 +103,90 @@ inline constexpr int kMaxHeadDim = 512;
 constexpr std::size_t kv_head_bytes(KvType type, int head_dim, int tokens_per_block) noexcept {
   const auto tokens = static_cast<std::size_t>(tokens_per_block);
   const std::size_t elements = static_cast<std::size_t>(head_dim) * tokens;
-  if (type == KvType::kI8) return elements + tokens * sizeof(float);
-  return elements * (type == KvType::kF32 ? 4 : 2);
+  if (type == KvType::kF32) return elements * sizeof(float);
+  return elements * (type == KvType::kI16 ? 2 : 1) + tokens * sizeof(float);
 }
 
-/// One query token, one group of query heads that share a KV head.
+// The functions from here to `Kernels` are always inlined: kernels call them, and no code that was compiled for one ISA
+// may be run elsewhere.
+
+/// Attention folds a row's context together range by range. This is the length of the range that holds `position`,
+/// which begins at a multiple of it: 256, and from 4,096 on an eighth to a sixteenth of the position (of the window,
+/// where that is less), so that the longest context has some dozens of ranges.
+[[gnu::always_inline]] constexpr int kv_range_length(int position, int window) noexcept {
+  const int reach = window > 0 && window < position ? window : position;
+  int length = 256;
+  while (length * 16 <= reach) length *= 2;
+  return length;
+}
+
+/// The range after the one that begins at `begin`.
+[[gnu::always_inline]] constexpr int next_kv_range(int begin, int window) noexcept {
+  return begin + kv_range_length(begin, window);
+}
+
+/// Query vectors (rows · heads) of one call of `attention`: as many as keep their sums in L1. A multiple of 8.
+[[gnu::always_inline]] constexpr int max_attention_vectors(int head_dim) noexcept {
+  const int vectors = 4096 / ((head_dim + 15) / 16 * 16) / 8 * 8;
+  return vectors > 64 ? 64 : vectors;
+}
+
+/// Consecutive tokens of one sequence, with those of their query heads that share a KV head.
 ///
 /// KV block layout, per layer and KV head, contiguous and 64-byte aligned, tokens_per_block a multiple of 16:
-///   kF32, kF16   K `[head_dim][tokens_per_block]` (lanes are tokens), V `[tokens_per_block][head_dim]`
-///   kI8          codes, K `[head_dim / 2][tokens_per_block][2]`, V `[tokens_per_block / 2][head_dim][2]`: pairs along
-///                the axis that is summed; behind them the scales `[tokens_per_block]`, value = scale · code
+///   kF32       K `[head_dim][tokens_per_block]` (lanes are tokens), V `[tokens_per_block][head_dim]`
+///   kI16, kI8  codes, K `[head_dim / 2][tokens_per_block][2]`, V `[tokens_per_block / 2][head_dim][2]`: pairs along
+///              the axis that is summed; behind them the scales `[tokens_per_block]`, value = scale · code
 struct AttentionArgs {
-  const float* q = nullptr;  ///< [group, head_dim]
-  float* out = nullptr;      ///< [group, head_dim]
-  int group = 1;             ///< query heads per KV head
-  int head_dim = 0;          ///< a multiple of 8, at most kMaxHeadDim
+  const float* q = nullptr;  ///< [rows, heads, head_dim], rows `row_stride` floats apart
+  float* out = nullptr;      ///< likewise
+  std::ptrdiff_t row_stride = 0;
+  int rows = 1;      ///< rows · heads at most `max_attention_vectors(head_dim)`
+  int heads = 1;     ///< query heads
+  int head_dim = 0;  ///< a multiple of 8, at most kMaxHeadDim
   KvType kv_type = KvType::kF32;
   const std::uint8_t* k_base = nullptr;  ///< K of this layer and KV head in block 0
   const std::uint8_t* v_base = nullptr;  ///< V likewise
   std::ptrdiff_t block_stride = 0;       ///< bytes from a block to the next
   const std::int32_t* block_table = nullptr;
   int tokens_per_block = 16;
-  int position = 0;  ///< of the query; it sees [max(0, position - window + 1), position]
+  int position = 0;  ///< of the first row; a row sees [first_seen(position), position]
   int window = 0;    ///< 0 = all
   float scale = 1.0f;
   float softcap = 0.0f;  ///< 0 = off
+
+  [[gnu::always_inline]] int last_position() const noexcept { return position + rows - 1; }
+  [[gnu::always_inline]] int first_seen(int row_position) const noexcept {
+    return window > 0 && row_position >= window ? row_position - window + 1 : 0;
+  }
+  /// Begin of the range that holds `at`.
+  [[gnu::always_inline]] int range_of(int at) const noexcept { return at - at % kv_range_length(at, window); }
 };
+
+/// Floats of what one query vector makes of one range.
+[[gnu::always_inline]] constexpr std::ptrdiff_t attention_partial_floats(int head_dim) noexcept {
+  return (head_dim + 15) / 16 * 16 + 16;
+}
 
 enum class Activation : std::uint8_t { kSilu, kGeluTanh };
 
 /// The kernels of one ISA. Each computes every output by a reduction order that depends on `k` or the position only, so
-/// that results are the same bit for bit whatever `rows`, the panel range or the thread.
+/// that results are the same bit for bit whatever `rows`, the panel range or the thread. The order is also the same on
+/// every ISA, but for bf16 weights on `amx`.
 struct Kernels {
   const char* isa;
 
   /// y[n] = x · w / sqrt(mean(x²) + eps). In place (y == x) allowed.
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
 
-  /// Quantizes k values (a multiple of 32) to `q`, `scales` [k / 16], `sums` [k / 16].
-  void (*quantize)(const float* x, int k, std::int8_t* q, float* scales, std::int32_t* sums);
+  /// Quantizes k values (a multiple of 32) to k / 32 blocks.
+  void (*quantize)(const float* x, int k, ActivationBlock* blocks);
+
+  /// `quantize` of what `rms_norm` gives, bit for bit, in one pass over x; n a multiple of 32.
+  void (*rms_norm_quantize)(const float* x, const float* w, float eps, int n, ActivationBlock* blocks);
+
+  /// Rounds k values to bfloat16, to nearest even, a NaN to a NaN; `out` gets zeros up to a multiple of kBf16Line.
+  void (*to_bf16)(const float* x, int k, std::uint16_t* out);
 
   /// Panels [panel_begin, panel_end) of `y = W · x` for `rows` rows: column 16·p + r of panel p goes to
   /// y[row · y_stride + 16 · (p - panel_begin) + r]; columns ≥ n are not written.
@@ -127,7 +203,16 @@ struct Kernels {
   void (*store_kv)(const float* k, const float* v, int head_dim, KvType type, std::uint8_t* k_block,
                    std::uint8_t* v_block, int slot, int tokens_per_block);
 
+  /// The result of each row depends on its position and what it sees only, not on the rows and heads beside it.
   void (*attention)(const AttentionArgs& args);
+
+  /// A part of `attention`, which `merge_attention` completes: the range that begins at `range`, which some row sees.
+  /// `partials`: [rows · heads, attention_partial_floats(head_dim)]; vectors that see nothing of it are left out.
+  void (*attention_range)(const AttentionArgs& args, int range, float* partials);
+
+  /// Completes `attention` from the partials of all ranges from range_of(first_seen(position)) on, in order,
+  /// [ranges, rows · heads, attention_partial_floats(head_dim)].
+  void (*merge_attention)(const AttentionArgs& args, const float* partials);
 
   /// out[i] = act(gate[i]) · up[i]
   void (*act_mul)(Activation act, const float* gate, const float* up, int n, float* out);
@@ -145,9 +230,9 @@ struct Kernels {
   void (*dot_rows)(const float* a, const float* x, int n, int k, float* out);
 };
 
-/// The kernels that this process uses: the best ISA of the CPU, or AOTLLM_FORCE_ISA (`avx2`, `avx512`, `avx512_vnni`)
-/// where that is lower. Chosen once. Throws aotllm::Error(kEngineIncompatible) on a CPU without AVX2, FMA, F16C and
-/// BMI2, or for a forced ISA that is unknown or that the CPU lacks.
+/// The kernels that this process uses: the best ISA of the CPU, or AOTLLM_FORCE_ISA (`avx2`, `avx512`, `avx512_vnni`,
+/// `avx512_bf16`, `amx`) where that is lower. Chosen once. Throws aotllm::Error(kEngineIncompatible) on a CPU without
+/// AVX2, FMA, F16C and BMI2, or for a forced ISA that is unknown or that the CPU lacks.
 const Kernels& kernels();
 
 /// The kernels of a named ISA, or nullptr where this CPU cannot run it (tests).

@@ -21,7 +21,7 @@ class Cache {
         bytes_(2 * half_block_ * static_cast<std::size_t>(blocks)),
         table_(static_cast<std::size_t>(blocks)) {
     std::memset(bytes_.data(), 0xFF,
-                bytes_.size());  // NaN in float32 and in float16, and -1 with a scale of NaN in int8
+                bytes_.size());  // NaN in float32, -1 with a scale of NaN in codes
     std::iota(table_.begin(), table_.end(), 0);
     std::shuffle(table_.begin(), table_.end(), random);
   }
@@ -56,21 +56,32 @@ class Cache {
   std::vector<std::int32_t> table_;
 };
 
-/// Rounds to what float16 holds; test values stay in its normal range.
-float to_half_and_back(float x) {
-  const float step = std::ldexp(1.0f, std::max(std::ilogb(x == 0.0f ? 1e-5f : x), -14) - 10);
-  return std::nearbyint(x / step) * step;
-}
-
-/// Rounds one token's K or V to what int8 holds.
-void to_int8_and_back(float* x, int head_dim) {
+float largest_of(const float* x, int head_dim) {
   float largest = 0.0f;
   for (int d = 0; d < head_dim; ++d) largest = std::max(largest, std::abs(x[d]));
-  const float scale = largest / 127;
-  for (int d = 0; d < head_dim; ++d) x[d] = scale * std::nearbyint(x[d] / scale);
+  return largest;
 }
 
-constexpr KvType kTypes[] = {KvType::kF32, KvType::kF16, KvType::kI8};
+/// Scales of a token's K and V in one head, as docs/engine_format.md has them, in double precision.
+struct Scales {
+  double k, v;
+};
+Scales scales_of(KvType type, const float* k, const float* v, int head_dim) {
+  const double largest = type == KvType::kI8 ? 127 : 32767;
+  double squares = 0.0;
+  for (int d = 0; d < head_dim; ++d) squares += double{k[d]} * k[d];
+  const double by_norm = type == KvType::kI8 ? 0.0 : std::sqrt(squares) / 46300;
+  return {std::max(largest_of(k, head_dim) / largest, by_norm),
+          largest_of(v, head_dim) / (type == KvType::kI8 ? 127 : 16383)};
+}
+
+/// Rounds one token's K or V to what the cache holds.
+void to_codes_and_back(float* x, int head_dim, double scale) {
+  for (int d = 0; d < head_dim && scale > 0; ++d) x[d] = static_cast<float>(scale * std::nearbyint(x[d] / scale));
+}
+
+constexpr KvType kTypes[] = {KvType::kF32, KvType::kI16, KvType::kI8};
+constexpr KvType kCodeTypes[] = {KvType::kI16, KvType::kI8};
 
 struct Case {
   int head_dim, group, position, window;
@@ -119,16 +130,19 @@ class CpuAttention : public OnIsa {
     std::vector<float> q, k, v;
   };
 
-  static Inputs inputs(const Case& c, KvType type, Random& random) {
+  static Inputs inputs(const Case& c, Random& random) {
     const auto kv = static_cast<std::size_t>((c.position + 1) * c.head_dim);
-    Inputs in{normal(random, static_cast<std::size_t>(c.group * c.head_dim)), normal(random, kv), normal(random, kv)};
-    if (type == KvType::kF16) {
-      for (float& x : in.k) x = to_half_and_back(x);
-      for (float& x : in.v) x = to_half_and_back(x);
-    }
-    for (int t = 0; type == KvType::kI8 && t <= c.position; ++t) {
-      to_int8_and_back(in.k.data() + t * c.head_dim, c.head_dim);
-      to_int8_and_back(in.v.data() + t * c.head_dim, c.head_dim);
+    return {normal(random, static_cast<std::size_t>(c.group * c.head_dim)), normal(random, kv), normal(random, kv)};
+  }
+
+  /// What the cache holds of them.
+  static Inputs rounded(const Case& c, KvType type, Inputs in) {
+    for (int t = 0; type != KvType::kF32 && t <= c.position; ++t) {
+      float* k = in.k.data() + t * c.head_dim;
+      float* v = in.v.data() + t * c.head_dim;
+      const Scales scales = scales_of(type, k, v, c.head_dim);
+      to_codes_and_back(k, c.head_dim, scales.k);
+      to_codes_and_back(v, c.head_dim, scales.v);
     }
     return in;
   }
@@ -148,7 +162,8 @@ class CpuAttention : public OnIsa {
     AttentionArgs a = cache.args();
     a.q = q;
     a.out = out.data();
-    a.group = group;
+    a.row_stride = group * c.head_dim;
+    a.heads = group;
     a.position = c.position;
     a.window = c.window;
     a.softcap = c.softcap;
@@ -164,52 +179,179 @@ TEST_P(CpuAttention, AgreesWithDoublePrecisionAndReadsNoUnusedSlot) {
   for (const KvType type : kTypes) {
     for (const Case& c : kCases) {
       SCOPED_TRACE("head_dim " + std::to_string(c.head_dim) + " position " + std::to_string(c.position));
-      const Inputs in = inputs(c, type, random);
+      const Inputs in = inputs(c, random);
       const std::vector<float> got = attend(c, filled(c, type, in, random), in.q.data(), c.group);
-      const std::vector<double> expected = naive(c, in.q, in.k, in.v, 1.0f / std::sqrt(static_cast<float>(c.head_dim)));
-      const double tolerance = type == KvType::kI8 ? 1e-4 : 3e-6;  // int8: probabilities have 15 bits
+      const Inputs held = rounded(c, type, in);
+      const std::vector<double> expected =
+          naive(c, held.q, held.k, held.v, 1.0f / std::sqrt(static_cast<float>(c.head_dim)));
+      const double tolerance = type == KvType::kF32 ? 3e-6 : 4e-4;  // q and weights are codes, too
       for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance) << i;
     }
   }
 }
 
+// Codes of K and V, of q and of weights together: as close as a float16 cache alone would be.
+TEST_P(CpuAttention, Int16IsAsGoodAsFloat16) {
+  Random random(10);
+  for (const float outlier : {1.0f, 100.0f}) {  // one dimension of q and k far above the others, as biases make it
+    const Case c{64, 3, 700, 0, 0.0f, 16};
+    Inputs in = inputs(c, random);
+    for (std::size_t i = 5; i < in.k.size(); i += 64) in.k[i] = outlier * (1.0f + 0.01f * in.k[i]);
+    for (std::size_t i = 5; i < in.q.size(); i += 64) in.q[i] *= outlier;
+    const float scale = 1.0f / 8.0f / outlier;
+    Inputs halved = in;
+    for (auto* x : {&halved.k, &halved.v}) {
+      for (float& value : *x) {
+        const float step = std::ldexp(1.0f, std::max(std::ilogb(value), -14) - 10);
+        value = std::nearbyint(value / step) * step;
+      }
+    }
+    const std::vector<double> exact = naive(c, in.q, in.k, in.v, scale);
+    const std::vector<double> with_halves = naive(c, halved.q, halved.k, halved.v, scale);
+    const Cache cache = filled(c, KvType::kI16, in, random);
+    std::vector<float> got(exact.size());
+    AttentionArgs a = cache.args();
+    a.q = in.q.data();
+    a.out = got.data();
+    a.heads = c.group;
+    a.position = c.position;
+    a.scale = scale;
+    ops().attention(a);
+    double error = 0, half_error = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      error += std::pow(got[i] - exact[i], 2);
+      half_error += std::pow(with_halves[i] - exact[i], 2);
+    }
+    EXPECT_LT(std::sqrt(error), 1.5 * std::sqrt(half_error)) << "outlier " << outlier;
+  }
+}
+
 TEST_P(CpuAttention, AHeadDoesNotDependOnItsGroup) {
   Random random(2);
-  for (const Case& c : kCases) {
-    const Inputs in = inputs(c, KvType::kF16, random);
-    const Cache cache = filled(c, KvType::kF16, in, random);
-    const std::vector<float> together = attend(c, cache, in.q.data(), c.group);
-    for (int g = 0; g < c.group; ++g) {
-      const auto first = together.begin() + g * c.head_dim;
-      EXPECT_TRUE(same_bits(attend(c, cache, in.q.data() + g * c.head_dim, 1), {first, first + c.head_dim}));
+  for (const KvType type : kTypes) {
+    for (const Case& c : kCases) {
+      const Inputs in = inputs(c, random);
+      const Cache cache = filled(c, type, in, random);
+      const std::vector<float> together = attend(c, cache, in.q.data(), c.group);
+      for (int g = 0; g < c.group; ++g) {
+        const auto first = together.begin() + g * c.head_dim;
+        EXPECT_TRUE(same_bits(attend(c, cache, in.q.data() + g * c.head_dim, 1), {first, first + c.head_dim}));
+      }
     }
   }
+}
+
+/// Rows of one sequence: the last `rows` of a context of `end` positions.
+struct Tile {
+  int rows, heads, head_dim, end, window;
+  float softcap;
+};
+constexpr Tile kTiles[] = {
+    {2, 3, 64, 2, 0, 0.0f},     {21, 3, 64, 64, 0, 0.0f},    {8, 8, 64, 70, 0, 0.0f},     {13, 1, 64, 300, 0, 0.0f},
+    {16, 2, 24, 33, 5, 0.0f},   {9, 7, 40, 530, 0, 3.0f},    {5, 3, 128, 600, 300, 0.0f}, {8, 1, 512, 258, 0, 0.0f},
+    {60, 1, 64, 4150, 0, 0.0f}, {30, 2, 64, 300, 256, 0.0f}, {64, 1, 8, 64, 1, 0.0f},     {3, 5, 80, 4500, 4096, 0.0f},
+};
+
+/// A row has the same bits alone, with its neighbours in one call, and put together from ranges, and none depends on
+/// what is stored behind it.
+TEST_P(CpuAttention, ARowDoesNotDependOnItsTileOrOnHowItsRangesAreComputed) {
+  Random random(11);
+  for (const KvType type : kTypes) {
+    for (const Tile& t : kTiles) {
+      SCOPED_TRACE("rows " + std::to_string(t.rows) + " end " + std::to_string(t.end));
+      const Case last{t.head_dim, t.heads, t.end - 1, 0, t.softcap, 32};
+      Inputs in = inputs(last, random);
+      const Case lowest{t.head_dim, t.heads, t.end - 1, t.window + (t.window > 0 ? t.rows - 1 : 0), t.softcap, 32};
+      const Cache cache = filled(lowest, type, in, random);
+      const int vectors = t.rows * t.heads;
+      ASSERT_LE(vectors, max_attention_vectors(t.head_dim));
+      in.q = normal(random, static_cast<std::size_t>(vectors * t.head_dim));
+      std::vector<float> together(in.q.size(), kNan), merged(in.q.size(), kNan);
+      AttentionArgs a = cache.args();
+      a.q = in.q.data();
+      a.row_stride = t.heads * t.head_dim;
+      a.rows = t.rows;
+      a.heads = t.heads;
+      a.position = t.end - t.rows;
+      a.window = t.window;
+      a.softcap = t.softcap;
+      a.scale = 0.3f;
+      a.out = together.data();
+      ops().attention(a);
+
+      std::vector<float> partials;
+      const auto size = static_cast<std::size_t>(vectors * attention_partial_floats(t.head_dim));
+      for (int at = a.range_of(a.first_seen(a.position)); at < t.end; at = next_kv_range(at, t.window)) {
+        std::vector<float> range(size, kNan);
+        ops().attention_range(a, at, range.data());
+        partials.insert(partials.end(), range.begin(), range.end());
+      }
+      a.out = merged.data();
+      ops().merge_attention(a, partials.data());
+      EXPECT_TRUE(same_bits(merged, together));
+      std::vector<float> on_avx2(in.q.size(), kNan);
+      a.out = on_avx2.data();
+      kernels_for("avx2")->attention(a);
+      EXPECT_TRUE(same_bits(on_avx2, together));
+
+      std::vector<float> alone(in.q.size(), kNan);
+      a.rows = 1;
+      for (int row = 0; row < t.rows; ++row) {
+        a.q = in.q.data() + row * a.row_stride;
+        a.out = alone.data() + row * a.row_stride;
+        ops().attention(a);
+        ++a.position;
+      }
+      EXPECT_TRUE(same_bits(alone, together));
+      EXPECT_TRUE(std::all_of(together.begin(), together.end(), [](float x) { return std::isfinite(x); }));
+    }
+  }
+}
+
+TEST(KvRanges, CoverPositionsInOrderAndStayFew) {
+  for (const int window : {0, 1, 100, 4096, 5000, 70000}) {
+    int count = 0;
+    for (int at = 0; at < 1 << 20; at = next_kv_range(at, window), ++count) {
+      const int length = kv_range_length(at, window);
+      ASSERT_EQ(at % length, 0);
+      ASSERT_EQ(kv_range_length(at + length - 1, window), length) << at;
+    }
+    const int reach = window > 0 ? window : 1 << 20;
+    EXPECT_LE(reach / kv_range_length(1 << 20, window), 16) << "ranges of a window";
+    if (window == 0) {
+      EXPECT_LT(count, 90);
+    }
+  }
+  EXPECT_EQ(kv_range_length(4095, 0), 256);
+  EXPECT_EQ(kv_range_length(4096, 0), 512);
+  EXPECT_EQ(kv_range_length(100000, 300), 256);
 }
 
 // The same history gives the same bits whatever the block size, the block order and what lies around it.
 TEST_P(CpuAttention, DoesNotDependOnBlockSizeOrNeighbours) {
   Random random(3);
-  for (Case c : kCases) {
-    const Inputs in = inputs(c, KvType::kF32, random);
-    const std::vector<float> expected = attend(c, filled(c, KvType::kF32, in, random), in.q.data(), c.group);
-    for (const int tokens_per_block : {16, 64}) {
-      c.tokens_per_block = tokens_per_block;
-      Cache cache = filled(c, KvType::kF32, in, random);
-      const Case longer{c.head_dim, c.group, c.position + 20, 0, c.softcap, tokens_per_block};
-      const Inputs other = inputs(longer, KvType::kF32, random);
-      for (int t = c.position + 1; t <= longer.position; ++t) {  // tokens after the query, as in a context chunk
-        cache.store(ops(), t, other.k.data() + t * c.head_dim, other.v.data() + t * c.head_dim);
+  for (Case c : kCases)
+    for (const KvType type : kTypes) {
+      const Inputs in = inputs(c, random);
+      const std::vector<float> expected = attend(c, filled(c, type, in, random), in.q.data(), c.group);
+      for (const int tokens_per_block : {16, 64}) {
+        c.tokens_per_block = tokens_per_block;
+        Cache cache = filled(c, type, in, random);
+        const Case longer{c.head_dim, c.group, c.position + 20, 0, c.softcap, tokens_per_block};
+        const Inputs other = inputs(longer, random);
+        for (int t = c.position + 1; t <= longer.position; ++t) {  // tokens after the query, as in a context chunk
+          cache.store(ops(), t, other.k.data() + t * c.head_dim, other.v.data() + t * c.head_dim);
+        }
+        EXPECT_TRUE(same_bits(attend(c, cache, in.q.data(), c.group), expected)) << tokens_per_block;
       }
-      EXPECT_TRUE(same_bits(attend(c, cache, in.q.data(), c.group), expected)) << tokens_per_block;
     }
-  }
 }
 
 TEST_P(CpuAttention, AgreesWithAvx2BitForBit) {
   Random random(7);
   for (const KvType type : kTypes) {
     for (const Case& c : kCases) {
-      const Inputs in = inputs(c, type, random);
+      const Inputs in = inputs(c, random);
       const Cache cache = filled(c, type, in, random);
       EXPECT_TRUE(same_bits(attend(c, cache, in.q.data(), c.group),
                             attend(c, cache, in.q.data(), c.group, kernels_for("avx2"))));
@@ -220,7 +362,7 @@ TEST_P(CpuAttention, AgreesWithAvx2BitForBit) {
 TEST_P(CpuAttention, LargeScoresDoNotOverflow) {
   Random random(4);
   const Case c{64, 1, 20, 0, 0.0f, 16};
-  Inputs in = inputs(c, KvType::kF32, random);
+  Inputs in = inputs(c, random);
   for (float& x : in.q) x *= 1e4f;
   const std::vector<float> got = attend(c, filled(c, KvType::kF32, in, random), in.q.data(), 1);
   for (const float x : got) EXPECT_TRUE(std::isfinite(x));
@@ -229,38 +371,68 @@ TEST_P(CpuAttention, LargeScoresDoNotOverflow) {
 TEST_P(CpuAttention, OneTokenReturnsItsValue) {
   Random random(5);
   const Case c{64, 2, 35, 1, 0.0f, 16};
-  const Inputs in = inputs(c, KvType::kF32, random);
+  const Inputs in = inputs(c, random);
   const std::vector<float> got = attend(c, filled(c, KvType::kF32, in, random), in.q.data(), 2);
   for (int i = 0; i < 128; ++i)
     EXPECT_EQ(got[static_cast<std::size_t>(i)], in.v[static_cast<std::size_t>(35 * 64 + i % 64)]);
 }
 
-TEST_P(CpuAttention, Int8StoreTouchesItsSlotOnly) {
+TEST_P(CpuAttention, StoredCodesTouchTheirSlotOnly) {
   Random random(8);
-  for (const int slot : {0, 4, 5, 15}) {
-    const int head_dim = 24, tokens = 16;
-    std::vector<float> k = normal(random, head_dim), v = normal(random, head_dim);
-    if (slot == 0) std::fill(v.begin(), v.end(), 0.0f);
-    const auto bytes = kv_head_bytes(KvType::kI8, head_dim, tokens);
-    AlignedBytes k_block(bytes), v_block(bytes);
-    std::memset(k_block.data(), 0x5A, bytes);
-    std::memset(v_block.data(), 0x5A, bytes);
-    ops().store_kv(k.data(), v.data(), head_dim, KvType::kI8, k_block.data(), v_block.data(), slot, tokens);
+  for (const KvType type : kCodeTypes) {
+    for (const int slot : {0, 4, 5, 15}) {
+      const int head_dim = 24, tokens = 16;
+      const int size = type == KvType::kI16 ? 2 : 1;
+      std::vector<float> k = normal(random, head_dim), v = normal(random, head_dim);
+      if (slot == 0) std::fill(v.begin(), v.end(), 0.0f);
+      const auto bytes = kv_head_bytes(type, head_dim, tokens);
+      AlignedBytes k_block(bytes), v_block(bytes);
+      std::memset(k_block.data(), 0x5A, bytes);
+      std::memset(v_block.data(), 0x5A, bytes);
+      ops().store_kv(k.data(), v.data(), head_dim, type, k_block.data(), v_block.data(), slot, tokens);
 
-    const auto check = [&](const AlignedBytes& block, const std::vector<float>& x, const auto& place) {
-      float largest = 0.0f;
-      for (const float value : x) largest = std::max(largest, std::abs(value));
-      std::vector<std::uint8_t> expected(bytes, 0x5A);
-      const float scale = largest / 127.0f;
-      std::memcpy(expected.data() + head_dim * tokens + slot * 4, &scale, 4);
-      for (int d = 0; d < head_dim; ++d) {
-        const float code = scale == 0.0f ? 0.0f : std::nearbyint(x[static_cast<std::size_t>(d)] / scale);
-        expected[static_cast<std::size_t>(place(d))] = static_cast<std::uint8_t>(static_cast<std::int8_t>(code));
+      const Scales scales = scales_of(type, k.data(), v.data(), head_dim);
+      const auto check = [&](const AlignedBytes& block, const std::vector<float>& x, double scale, const auto& place) {
+        std::vector<std::uint8_t> expected(bytes, 0x5A);
+        float stored = 0.0f;
+        std::memcpy(&stored, block.data() + head_dim * tokens * size + slot * 4, 4);
+        EXPECT_FLOAT_EQ(stored, static_cast<float>(scale));
+        std::memcpy(expected.data() + head_dim * tokens * size + slot * 4, &stored, 4);
+        for (int d = 0; d < head_dim; ++d) {
+          const float code = stored == 0.0f ? 0.0f : std::nearbyint(x[static_cast<std::size_t>(d)] / stored);
+          const auto wide = static_cast<std::int16_t>(code);
+          std::memcpy(expected.data() + place(d) * size, &wide, static_cast<std::size_t>(size));
+        }
+        EXPECT_EQ(std::vector<std::uint8_t>(block.data(), block.data() + bytes), expected) << "slot " << slot;
+      };
+      check(k_block, k, scales.k, [&](int d) { return (d / 2 * tokens + slot) * 2 + d % 2; });
+      check(v_block, v, scales.v, [&](int d) { return (slot / 2 * head_dim + d) * 2 + slot % 2; });
+    }
+  }
+}
+
+// Sums of codes stay inside 32 bits for the vectors that make them largest: all equal, one alone, and a sign against
+// the other's.
+TEST_P(CpuAttention, CodesDoNotOverflow) {
+  for (const KvType type : kCodeTypes) {
+    for (const int head_dim : {8, 64, 512}) {
+      for (const int shape : {0, 1, 2}) {
+        const Case c{head_dim, 1, 63, 0, 0.0f, 16};
+        Random random(12);
+        Inputs in = inputs(c, random);
+        for (int t = 0; t <= c.position; ++t) {
+          for (int d = 0; d < head_dim; ++d) {
+            const float x = shape == 1 && d > 0 ? 0.0f : shape == 2 && d % 2 == 1 ? -1.0f : 1.0f;
+            in.q[static_cast<std::size_t>(d)] = x;
+            in.k[static_cast<std::size_t>(t * head_dim + d)] = x * static_cast<float>(t < 63 ? 1 : 2);
+            in.v[static_cast<std::size_t>(t * head_dim + d)] = x;
+          }
+        }
+        const std::vector<double> expected = naive(c, in.q, in.k, in.v, 1.0f / std::sqrt(static_cast<float>(head_dim)));
+        const std::vector<float> got = attend(c, filled(c, type, in, random), in.q.data(), 1);
+        for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 3e-4) << head_dim << ' ' << shape;
       }
-      EXPECT_EQ(std::vector<std::uint8_t>(block.data(), block.data() + bytes), expected) << "slot " << slot;
-    };
-    check(k_block, k, [&](int d) { return (d / 2 * tokens + slot) * 2 + d % 2; });
-    check(v_block, v, [&](int d) { return (slot / 2 * head_dim + d) * 2 + slot % 2; });
+    }
   }
 }
 
@@ -270,7 +442,7 @@ TEST_P(CpuAttention, NanReachesTheResult) {
   const Case c{64, 2, 20, 0, 0.0f, 16};
   for (const KvType type : kTypes) {
     for (const int where : {0, 1, 2}) {
-      Inputs in = inputs(c, type, random);
+      Inputs in = inputs(c, random);
       (where == 0 ? in.q : where == 1 ? in.k : in.v)[40] = where == 0 ? -kNan : kNan;
       const std::vector<float> got = attend(c, filled(c, type, in, random), in.q.data(), c.group);
       EXPECT_TRUE(std::isnan(got[40])) << static_cast<int>(type) << " input " << where;
@@ -278,37 +450,21 @@ TEST_P(CpuAttention, NanReachesTheResult) {
   }
 }
 
-TEST_P(CpuAttention, StoreTouchesItsSlotOnly) {
+TEST_P(CpuAttention, StoredFloatsTouchTheirSlotOnly) {
   Random random(6);
-  for (const KvType type : {KvType::kF32, KvType::kF16}) {
-    const int head_dim = 24, tokens = 16, slot = 5;
-    const std::size_t size = type == KvType::kF32 ? 4 : 2;
-    const std::vector<float> k = normal(random, head_dim), v = normal(random, head_dim);
-    AlignedBytes k_block(head_dim * tokens * size), v_block(head_dim * tokens * size);
-    std::memset(k_block.data(), 0x5A, k_block.size());
-    std::memset(v_block.data(), 0x5A, v_block.size());
-    ops().store_kv(k.data(), v.data(), head_dim, type, k_block.data(), v_block.data(), slot, tokens);
-    const auto element = [&](const AlignedBytes& block, int i) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, block.data() + static_cast<std::size_t>(i) * size, size);
-      return type == KvType::kF32 ? float_of(bits) : half_to_float(static_cast<std::uint16_t>(bits));
-    };
-    const auto untouched = [&](const AlignedBytes& block, int i) {
-      const std::uint8_t* p = block.data() + static_cast<std::size_t>(i) * size;
-      return std::all_of(p, p + size, [](std::uint8_t b) { return b == 0x5A; });
-    };
-    for (int d = 0; d < head_dim; ++d) {
-      for (int t = 0; t < tokens; ++t) {
-        const auto at = static_cast<std::size_t>(d);
-        if (t != slot) {
-          ASSERT_TRUE(untouched(k_block, d * tokens + t) && untouched(v_block, t * head_dim + d));
-          continue;
-        }
-        EXPECT_EQ(element(k_block, d * tokens + t), type == KvType::kF32 ? k[at] : to_half_and_back(k[at]));
-        EXPECT_EQ(element(v_block, t * head_dim + d), type == KvType::kF32 ? v[at] : to_half_and_back(v[at]));
-      }
-    }
+  const int head_dim = 24, tokens = 16, slot = 5;
+  const std::vector<float> k = normal(random, head_dim), v = normal(random, head_dim);
+  AlignedBytes k_block(head_dim * tokens * 4), v_block(head_dim * tokens * 4);
+  std::memset(k_block.data(), 0x5A, k_block.size());
+  std::memset(v_block.data(), 0x5A, v_block.size());
+  std::vector<std::uint8_t> expected_k(k_block.size(), 0x5A), expected_v(v_block.size(), 0x5A);
+  for (int d = 0; d < head_dim; ++d) {
+    std::memcpy(expected_k.data() + (d * tokens + slot) * 4, &k[static_cast<std::size_t>(d)], 4);
+    std::memcpy(expected_v.data() + (slot * head_dim + d) * 4, &v[static_cast<std::size_t>(d)], 4);
   }
+  ops().store_kv(k.data(), v.data(), head_dim, KvType::kF32, k_block.data(), v_block.data(), slot, tokens);
+  EXPECT_EQ(std::vector<std::uint8_t>(k_block.data(), k_block.data() + k_block.size()), expected_k);
+  EXPECT_EQ(std::vector<std::uint8_t>(v_block.data(), v_block.data() + v_block.size()), expected_v);
 }
 
 }  // namespace

@@ -29,10 +29,11 @@ class CpuDispatch : public ::testing::Test {
 };
 
 const char* best_isa() {
-  for (const char* isa : {"avx512_vnni", "avx512", "avx2"}) {
-    if (kernels_for(isa) != nullptr) return isa;
+  const char* best = nullptr;
+  for (const char* isa : kIsas) {
+    if (kernels_for(isa) != nullptr) best = isa;
   }
-  return nullptr;
+  return best;
 }
 
 TEST_F(CpuDispatch, ThisMachineRunsTheTests) {
@@ -45,7 +46,7 @@ TEST_F(CpuDispatch, TakesTheBestByDefault) {
 }
 
 TEST_F(CpuDispatch, ForcedIsaIsTakenOrRefused) {
-  for (const char* isa : {"avx2", "avx512", "avx512_vnni"}) {
+  for (const char* isa : kIsas) {
     const std::string expected = kernels_for(isa) != nullptr ? std::string("chose ") + isa + "\n"
                                                              : std::string("AOTLLM_FORCE_ISA=") + isa + " needs";
     EXPECT_EXIT(choose_and_exit(isa), ::testing::ExitedWithCode(0), expected);
@@ -54,17 +55,18 @@ TEST_F(CpuDispatch, ForcedIsaIsTakenOrRefused) {
 
 TEST_F(CpuDispatch, UnknownIsaIsRefusedWithTheNamesThatExist) {
   const std::string kind = "kind " + std::to_string(static_cast<int>(ErrorKind::kEngineIncompatible));
-  EXPECT_EXIT(choose_and_exit("sse2"), ::testing::ExitedWithCode(0), kind + ": .*'sse2'.*avx2, avx512 or avx512_vnni");
+  EXPECT_EXIT(choose_and_exit("sse2"), ::testing::ExitedWithCode(0),
+              kind + ": .*'sse2'.*avx2, avx512, avx512_vnni, avx512_bf16 or amx");
 }
 
 TEST_F(CpuDispatch, TablesAreCompleteAndNamed) {
-  for (const char* isa : {"avx2", "avx512", "avx512_vnni"}) {
+  for (const char* isa : kIsas) {
     const Kernels* table = kernels_for(isa);
     if (table == nullptr) continue;
     EXPECT_STREQ(table->isa, isa);
-    EXPECT_TRUE(table->rms_norm && table->quantize && table->matmul && table->dequantize_row && table->rope &&
-                table->store_kv && table->attention && table->act_mul && table->add && table->add_scaled &&
-                table->softcap);
+    EXPECT_TRUE(table->rms_norm && table->quantize && table->to_bf16 && table->matmul && table->dequantize_row &&
+                table->rope && table->store_kv && table->attention && table->act_mul && table->add &&
+                table->add_scaled && table->softcap);
   }
   EXPECT_EQ(kernels_for("neon"), nullptr);
 }

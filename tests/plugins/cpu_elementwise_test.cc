@@ -194,17 +194,10 @@ TEST_P(CpuElementwise, AgreesWithAvx2BitForBit) {
 
 // ---- quantize
 
-struct Quantized {
-  explicit Quantized(int k) : q(static_cast<std::size_t>(k)), scales(q.size() / 16), sums(q.size() / 16) {}
-  std::vector<std::int8_t> q;
-  std::vector<float> scales;
-  std::vector<std::int32_t> sums;
-};
-
-Quantized quantize(const Kernels& ops, const std::vector<float>& x) {
-  Quantized result(static_cast<int>(x.size()));
-  ops.quantize(x.data(), static_cast<int>(x.size()), result.q.data(), result.scales.data(), result.sums.data());
-  return result;
+std::vector<ActivationBlock> quantize(const Kernels& ops, const std::vector<float>& x) {
+  std::vector<ActivationBlock> blocks(x.size() / 32);
+  ops.quantize(x.data(), static_cast<int>(x.size()), blocks.data());
+  return blocks;
 }
 
 TEST_P(CpuElementwise, QuantizeRoundsHalfToEven) {
@@ -212,29 +205,44 @@ TEST_P(CpuElementwise, QuantizeRoundsHalfToEven) {
   const float probe[] = {127.0f, -127.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, 0.49f};
   const int expected[] = {127, -127, 0, 2, 2, 0, -2, -2, 126, 0};
   std::copy(std::begin(probe), std::end(probe), x.begin());
-  const Quantized result = quantize(ops(), x);
-  EXPECT_EQ(result.scales, (std::vector<float>{1.0f, 0.0f, 0.0f, 0.0f}));
-  for (std::size_t i = 0; i < std::size(probe); ++i) EXPECT_EQ(result.q[i], expected[i]) << probe[i];
-  EXPECT_EQ(result.sums, (std::vector<std::int32_t>{126, 0, 0, 0}));
+  const std::vector<ActivationBlock> blocks = quantize(ops(), x);
+  for (std::size_t i = 0; i < std::size(probe); ++i) EXPECT_EQ(blocks[0].q[i], expected[i]) << probe[i];
+  EXPECT_EQ(blocks[0].scales[0], 1.0f);
+  EXPECT_EQ(blocks[0].sum, 126.0f);
+  EXPECT_EQ(blocks[0].minus_8_sums[0], -8 * 126);
+  EXPECT_EQ(blocks[0].minus_128_sums[0], -128 * 126);
+  for (const float scale : {blocks[0].scales[1], blocks[1].scales[0], blocks[1].scales[1]}) EXPECT_EQ(scale, 0.0f);
+}
+
+/// The groups of 16 in x, one by one, by the definition in kernels.h.
+void expect_quantized(const std::vector<float>& x, const std::vector<ActivationBlock>& blocks) {
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const ActivationBlock& block = blocks[b];
+    int sums[2] = {};
+    for (std::size_t half = 0; half < 2; ++half) {
+      const float* group = x.data() + 32 * b + 16 * half;
+      float largest = 0.0f;
+      for (std::size_t i = 0; i < 16; ++i) largest = std::max(largest, std::fabs(group[i]));
+      const bool zeros = largest < 0x1p-100f;
+      ASSERT_EQ(block.scales[half], zeros ? 0.0f : largest / 127.0f);
+      for (std::size_t i = 0; i < 16; ++i) {
+        const float expected = zeros ? 0.0f : std::nearbyint(group[i] * (127.0f / largest));
+        ASSERT_EQ(block.q[16 * half + i], static_cast<int>(std::clamp(expected, -127.0f, 127.0f)));
+        sums[half] += block.q[16 * half + i];
+      }
+      ASSERT_EQ(block.minus_8_sums[half], -8 * sums[half]);
+      ASSERT_EQ(block.minus_128_sums[half], -128 * sums[half]);
+    }
+    const float first = block.scales[0] * static_cast<float>(sums[0]);
+    ASSERT_EQ(block.sum, std::fma(block.scales[1], static_cast<float>(sums[1]), first));
+  }
 }
 
 TEST_P(CpuElementwise, QuantizeAgreesWithTheDefinition) {
   Random random(4);
-  for (const float magnitude : {1e-38f, 1e-3f, 1.0f, 1e4f, 1e37f}) {
+  for (const float magnitude : {1e-38f, 0x1p-101f, 1e-3f, 1.0f, 1e4f, 1e37f}) {
     const std::vector<float> x = normal(random, 320, magnitude);
-    const Quantized result = quantize(ops(), x);
-    for (std::size_t b = 0; b < x.size() / 16; ++b) {
-      float largest = 0.0f;
-      for (std::size_t i = 0; i < 16; ++i) largest = std::max(largest, std::fabs(x[16 * b + i]));
-      ASSERT_EQ(result.scales[b], largest / 127.0f);
-      int sum = 0;
-      for (std::size_t i = 0; i < 16; ++i) {
-        const float expected = std::clamp(std::nearbyint(x[16 * b + i] / result.scales[b]), -127.0f, 127.0f);
-        ASSERT_EQ(result.q[16 * b + i], static_cast<int>(expected));
-        sum += result.q[16 * b + i];
-      }
-      ASSERT_EQ(result.sums[b], sum);
-    }
+    expect_quantized(x, quantize(ops(), x));
   }
 }
 
@@ -242,9 +250,24 @@ TEST_P(CpuElementwise, QuantizeKeepsCodesInRangeForAnyInput) {
   for (const float odd : {kNan, kInf, -kInf, 1e-45f, -1e-44f, 3.4e38f}) {
     std::vector<float> x(32, 1e-45f);
     x[1] = odd;
-    const Quantized result = quantize(ops(), x);
-    for (const std::int8_t q : result.q) EXPECT_GE(q, -127) << odd;
-    EXPECT_EQ(std::isfinite(result.scales[0]), std::isfinite(odd)) << odd;
+    const std::vector<ActivationBlock> blocks = quantize(ops(), x);
+    for (const std::int8_t q : blocks[0].q) EXPECT_GE(q, -127) << odd;
+    EXPECT_EQ(std::isfinite(blocks[0].scales[0]), std::isfinite(odd)) << odd;
+    EXPECT_EQ(std::isfinite(blocks[0].sum), std::isfinite(odd)) << odd;
+  }
+}
+
+TEST_P(CpuElementwise, NormAndQuantizeInOnePassAreTheSame) {
+  Random random(6);
+  for (const int n : {32, 64, 576, 4096}) {
+    const std::vector<float> x = normal(random, static_cast<std::size_t>(n), 3.0f);
+    const std::vector<float> w = normal(random, static_cast<std::size_t>(n));
+    std::vector<float> normed(x.size());
+    ops().rms_norm(x.data(), w.data(), 1e-5f, n, normed.data());
+    const std::vector<ActivationBlock> expected = quantize(ops(), normed);
+    std::vector<ActivationBlock> got(expected.size());
+    ops().rms_norm_quantize(x.data(), w.data(), 1e-5f, n, got.data());
+    EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(ActivationBlock)), 0) << n;
   }
 }
 

@@ -15,6 +15,9 @@
 
 namespace aotllm::cpu::test {
 
+/// All that there are, from least to best.
+inline constexpr const char* kIsas[] = {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"};
+
 /// A test of one kernel on each ISA that this CPU can run.
 class OnIsa : public ::testing::TestWithParam<const char*> {
  protected:
@@ -28,8 +31,8 @@ class OnIsa : public ::testing::TestWithParam<const char*> {
   const Kernels* kernels_ = nullptr;
 };
 
-#define INSTANTIATE_ON_ISAS(suite)                                                         \
-  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::Values("avx2", "avx512", "avx512_vnni"), \
+#define INSTANTIATE_ON_ISAS(suite)                                 \
+  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(kIsas), \
                            [](const auto& isa) { return std::string(isa.param); })
 
 using Random = std::mt19937;

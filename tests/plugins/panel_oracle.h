@@ -20,10 +20,11 @@ struct Layout {
   char scale_type;   ///< 'h' float16, 'f' float32, 'u' and 'i' bytes of two levels
   bool affine;
   int zero;
+  int span = 32;  ///< columns that share float16 scales
 };
 
-inline const std::array<Layout, 13>& block_layouts() {
-  static const std::array<Layout, 13> all = {{
+inline const std::array<Layout, 17>& block_layouts() {
+  static const std::array<Layout, 17> all = {{
       {Format::kQ4_0, 4, 1, 'h', false, 8},
       {Format::kQ4_1, 4, 1, 'h', true, 0},
       {Format::kQ5_0, 5, 1, 'h', false, 16},
@@ -37,6 +38,10 @@ inline const std::array<Layout, 13>& block_layouts() {
       {Format::kIQ4_NL, 4, 1, 'f', false, 0},
       {Format::kMXFP4, 4, 1, 'f', false, 0},
       {Format::kQ8_F32, 8, 2, 'f', false, 0},
+      {Format::kQ4_0_G64, 4, 1, 'h', false, 8, 64},
+      {Format::kQ4_0_G128, 4, 1, 'h', false, 8, 128},
+      {Format::kQ4_1_G64, 4, 1, 'h', true, 0, 64},
+      {Format::kQ4_1_G128, 4, 1, 'h', true, 0, 128},
   }};
   return all;
 }
@@ -89,7 +94,7 @@ class PackedMatrix {
     int bytes = blocks * 64 * layout_.bits;
     switch (layout_.scale_type) {
       case 'h':
-        bytes += blocks * per_block * 32;
+        bytes += spans() * per_block * 32;
         break;
       case 'f':
         bytes += blocks * per_block * 64;
@@ -103,6 +108,7 @@ class PackedMatrix {
 
   const std::uint8_t* panel(int n) const { return bytes_.data() + panel_bytes_ * static_cast<std::size_t>(n / 16); }
   std::uint8_t* scale_area(std::size_t p) { return bytes_.data() + panel_bytes_ * p + k_ / 32 * 64 * layout_.bits; }
+  int spans() const { return (k_ + layout_.span - 1) / layout_.span; }
   int scale_group(int k) const { return layout_.scale_groups == 1 ? 0 : k % 32 / 16; }
 
   float scale_or_min(int n, int k, int index) const {
@@ -114,7 +120,7 @@ class PackedMatrix {
       std::memcpy(&value, area + ((k / 32 * per_block + index) * 16 + lane) * 4, 4);
       return value;
     }
-    if (layout_.scale_type == 'h') return half_at(area + ((k / 32 * per_block + index) * 16 + lane) * 2);
+    if (layout_.scale_type == 'h') return half_at(area + ((k / layout_.span * per_block + index) * 16 + lane) * 2);
     const int factor_bytes = layout_.affine ? 64 : 32;
     const std::uint8_t* super = area + k / 256 * (factor_bytes + 8 * per_block * 16);
     const std::uint8_t byte = super[factor_bytes + (k % 256 / 32 * per_block + index) * 16 + lane];
@@ -142,7 +148,7 @@ class PackedMatrix {
     const int super_bytes = (layout_.affine ? 64 : 32) + 8 * per_block * 16;
     switch (layout_.scale_type) {
       case 'h':
-        for (int i = 0; i < k_ / 32 * per_block * 16; ++i) put(area + i * 2, half());
+        for (int i = 0; i < spans() * per_block * 16; ++i) put(area + i * 2, half());
         break;
       case 'f':
         for (int i = 0; i < k_ / 32 * per_block * 16; ++i) put(area + i * 4, half_to_float(half()) * 1.1f);
@@ -167,27 +173,53 @@ class PackedMatrix {
 };
 
 /// Quantized activation rows with any codes in [-127, 127], the extremes often.
-struct QuantizedRows {
+class QuantizedRows {
+ public:
   QuantizedRows(int rows, int k, Random& random)
-      : q(static_cast<std::size_t>(rows * k)),
-        scales(normal(random, static_cast<std::size_t>(rows * k / 16), 0.02f)),
-        sums(static_cast<std::size_t>(rows * k / 16)) {
+      : stride_(activation_stride(k)), bytes_(static_cast<std::size_t>(rows * stride_) * sizeof(ActivationBlock)) {
     std::uniform_int_distribution<int> code(-160, 160);
-    for (std::size_t i = 0; i < q.size(); ++i) {
-      q[i] = static_cast<std::int8_t>(std::clamp(code(random), -127, 127));
-      sums[i / 16] += q[i];
+    std::normal_distribution<float> scale(0.0f, 0.02f);
+    for (int row = 0; row < rows; ++row) {
+      for (int i = 0; i < k; ++i) {
+        at(row, i).q[i % 32] = static_cast<std::int8_t>(std::clamp(code(random), -127, 127));
+        if (i % 16 == 0) at(row, i).scales[i % 32 / 16] = scale(random);
+      }
+    }
+    set_sums();
+  }
+
+  /// All codes the same.
+  void fill(std::int8_t q) {
+    for (std::size_t i = 0; i < bytes_.size() / sizeof(ActivationBlock); ++i) std::memset(blocks()[i].q, q, 32);
+    set_sums();
+  }
+
+  Activations activations() const { return {nullptr, 0, blocks()}; }
+  int q(int row, int i) const { return at(row, i).q[i % 32]; }
+  float scale(int row, int i) const { return at(row, i).scales[i % 32 / 16]; }
+
+ private:
+  ActivationBlock* blocks() const {
+    return reinterpret_cast<ActivationBlock*>(const_cast<std::uint8_t*>(bytes_.data()));
+  }
+  ActivationBlock& at(int row, int i) const { return blocks()[row * stride_ + i / 32]; }
+
+  void set_sums() {
+    for (std::size_t i = 0; i < bytes_.size() / sizeof(ActivationBlock); ++i) {
+      ActivationBlock& block = blocks()[i];
+      int sums[2] = {};
+      for (int j = 0; j < 32; ++j) sums[j / 16] += block.q[j];
+      const auto first = static_cast<float>(sums[0]);
+      block.sum = std::fma(block.scales[1], static_cast<float>(sums[1]), block.scales[0] * first);
+      for (int half = 0; half < 2; ++half) {
+        block.minus_8_sums[half] = -8 * sums[half];
+        block.minus_128_sums[half] = -128 * sums[half];
+      }
     }
   }
-  Activations activations() const {
-    Activations a;
-    a.q = q.data();
-    a.scales = scales.data();
-    a.sums = sums.data();
-    return a;
-  }
-  std::vector<std::int8_t> q;
-  std::vector<float> scales;
-  std::vector<std::int32_t> sums;
+
+  std::ptrdiff_t stride_;
+  AlignedBytes bytes_;
 };
 
 }  // namespace aotllm::cpu::test

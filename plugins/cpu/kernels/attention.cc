@@ -1,118 +1,53 @@
+#include "kernels/attention_codes.h"
 #include "kernels/attention_float.h"
-#include "kernels/attention_int8.h"
-#include "kernels/math.h"
+#include "kernels/attention_range.h"
 #include "kernels/ops.h"
 
-// Attention of one query token over the paged cache: an online softmax over tiles of 16 tokens, tiles aligned to
-// absolute positions. Reduction order of one head, whatever the group or the other entries of a block:
-//   tile max   tree over 16 lanes; running max and rescaling by e^(old - new) in ascending tiles
-//   Σp         16 lane-wise sums over tiles, one tree at the end
-// and for scores and values that of the cache (attention_float.h, attention_int8.h).
-// Slots outside [first, position] may hold anything, NaN included: their scores are replaced, their V counts for
-// nothing. Blocks without a slot inside are not touched.
+// Attention of some query vectors over the paged cache. A row's context is cut into ranges of positions
+// (kv_range_length); in a range an online softmax goes over tiles of 64 tokens, and the row's result is the fold of its
+// ranges in order. Ranges and tiles are aligned to absolute positions and the arithmetic of a vector is its own, so
+// that its bits depend on nothing beside it: which vectors share the pass over K and V, and which thread takes a range,
+// only changes the speed. Slots that a row does not see may hold anything, NaN included. Blocks without a slot that
+// some row sees are not touched.
 
 namespace aotllm::cpu::AOTLLM_ISA {
 
 namespace {
 
-constexpr int kTile = kLanes;
-
-template <auto Value>
-struct Constant {
-  static constexpr auto value = Value;
-};
-
-/// Running state of G heads.
-template <class Cache, int G>
-struct State {
-  float top[G];
-  F32x16 sum[G];
-  typename Cache::template Heads<G> heads;
-  alignas(64) float out[G][kMaxHeadDim];
-};
-
-/// 16 tokens of a block, of which [begin, end) are seen.
-struct Tile {
-  const std::uint8_t* k;  ///< of the block
-  const std::uint8_t* v;
-  int slot;  ///< of the first token in the block
-  int begin;
-  int end;
-};
-
-/// Turns scores into unnormalized probabilities, which go to `state.heads`.
-template <class Cache, int G>
-inline void tile_softmax(const AttentionArgs& args, const Tile& tile, const F32x16 (&scores)[G],
-                         State<Cache, G>& state) {
-  const Mask16 seen = lanes_between(tile.begin, tile.end);
-  for (int g = 0; g < G; ++g) {
-    const F32x16 s = select(seen, scores[g], set1(-__builtin_inff()));
-    const float tile_top = reduce_max(s);
-    if (tile_top > state.top[g]) {
-      const F32x16 shrink = exp(set1(state.top[g] - tile_top));
-      state.top[g] = tile_top;
-      state.sum[g] = mul(state.sum[g], shrink);
-      for (int d = 0; d < args.head_dim; d += kLanes) store(state.out[g] + d, mul(load(state.out[g] + d), shrink));
-    }
-    const F32x16 p = select(seen, exp(sub(s, set1(state.top[g]))), set1(0.0f));
-    state.sum[g] = add(state.sum[g], p);
-    Cache::template weigh<G>(args, tile.v, tile.slot, seen, p, g, state.heads);
-  }
-}
-
-template <class Cache, int G>
-inline void run_tile(const AttentionArgs& args, const Tile& tile, State<Cache, G>& state) {
-  F32x16 scores[G];
-  Cache::template score<G>(args, state.heads, tile.k, tile.slot, scores);
-  if (args.softcap > 0.0f) {
-    for (int g = 0; g < G; ++g) scores[g] = mul(set1(args.softcap), tanh(div(scores[g], set1(args.softcap))));
-  }
-  tile_softmax<Cache, G>(args, tile, scores, state);
-  const auto add_values = [&](auto columns, auto tail, int d) {
-    Cache::template add_values<G, columns.value, tail.value>(args, state.heads, tile.v, tile.slot, tile.begin, tile.end,
-                                                             d, state.out);
-  };
-  int d = 0;
-  for (; d + 2 * kLanes <= args.head_dim; d += 2 * kLanes) add_values(Constant<2>{}, Constant<false>{}, d);
-  for (; d + kLanes <= args.head_dim; d += kLanes) add_values(Constant<1>{}, Constant<false>{}, d);
-  if (d < args.head_dim) add_values(Constant<1>{}, Constant<true>{}, d);
-}
-
-template <class Cache, int G>
-void attend(const AttentionArgs& args, const float* q, float* out) {
-  State<Cache, G> state;
-  const int head_dim = args.head_dim;
-  Cache::template begin<G>(args, q, state.heads);
-  for (int g = 0; g < G; ++g) {
-    state.top[g] = -__builtin_inff();
-    state.sum[g] = set1(0.0f);
-    for (int d = 0; d < head_dim; d += kLanes) store(state.out[g] + d, set1(0.0f));
-  }
-  const int first = args.window > 0 && args.position >= args.window ? args.position - args.window + 1 : 0;
-  for (int at = first / kTile * kTile; at <= args.position; at += kTile) {
-    const std::ptrdiff_t block = args.block_stride * args.block_table[at / args.tokens_per_block];
-    const int begin = at < first ? first - at : 0;
-    const int end = args.position - at + 1 < kTile ? args.position - at + 1 : kTile;
-    run_tile<Cache, G>(args, {args.k_base + block, args.v_base + block, at % args.tokens_per_block, begin, end}, state);
-  }
-  for (int g = 0; g < G; ++g) {
-    const F32x16 total = set1(reduce_add(state.sum[g]));
-    for (int d = 0; d < head_dim; d += kLanes) {
-      store_lanes(out + g * head_dim + d, div(load(state.out[g] + d), total), head_dim - d);
-    }
-  }
+/// Where the result of vector `v` goes.
+float* result_of(const AttentionArgs& args, int v) {
+  return args.out + v / args.heads * args.row_stride + v % args.heads * args.head_dim;
 }
 
 template <class Cache>
-void attend_group(const AttentionArgs& args) {
-  int g = 0;
-  const auto q = [&] { return args.q + static_cast<std::ptrdiff_t>(g) * args.head_dim; };
-  const auto out = [&] { return args.out + static_cast<std::ptrdiff_t>(g) * args.head_dim; };
-  if constexpr (kMaxTileHeads == 4) {
-    for (; g + 4 <= args.group; g += 4) attend<Cache, 4>(args, q(), out());
+void attend(const AttentionArgs& args) {
+  RangeAttention<Cache> attention(args);
+  RangeFold folds[kMaxVectors];
+  for (int begin = args.range_of(args.first_seen(args.position)); begin <= args.last_position();
+       begin = next_kv_range(begin, args.window)) {
+    const Span vectors = attention.run(begin);
+    for (int v = vectors.begin; v < vectors.end; ++v) {
+      const int position = args.position + v / args.heads;
+      float* out = result_of(args, v);
+      folds[v].take(begin == args.range_of(args.first_seen(position)), attention.out(v), attention.top(v),
+                    attention.sum(v), args.head_dim, out);
+      if (position < next_kv_range(begin, args.window)) folds[v].finish(args.head_dim, out);
+    }
   }
-  for (; g + 2 <= args.group; g += 2) attend<Cache, 2>(args, q(), out());
-  if (g < args.group) attend<Cache, 1>(args, q(), out());
+}
+
+// A partial: the sums over values, padded to a multiple of 16, then top and sum.
+template <class Cache>
+void attend_range(const AttentionArgs& args, int begin, float* partials) {
+  RangeAttention<Cache> attention(args);
+  const Span vectors = attention.run(begin);
+  const std::ptrdiff_t size = attention_partial_floats(args.head_dim);
+  for (int v = vectors.begin; v < vectors.end; ++v) {
+    float* to = partials + v * size;
+    for (int d = 0; d < args.head_dim; d += kLanes) store(to + d, load(attention.out(v) + d));
+    to[size - kLanes] = attention.top(v);
+    to[size - kLanes + 1] = attention.sum(v);
+  }
 }
 
 }  // namespace
@@ -120,11 +55,42 @@ void attend_group(const AttentionArgs& args) {
 void attention(const AttentionArgs& args) {
   switch (args.kv_type) {
     case KvType::kF32:
-      return attend_group<FloatCache<KvType::kF32>>(args);
-    case KvType::kF16:
-      return attend_group<FloatCache<KvType::kF16>>(args);
+      return attend<FloatCache>(args);
+    case KvType::kI16:
+      return attend<CodeCache<KvType::kI16>>(args);
     case KvType::kI8:
-      return attend_group<Int8Cache>(args);
+      return attend<CodeCache<KvType::kI8>>(args);
+  }
+}
+
+void attention_range(const AttentionArgs& args, int range, float* partials) {
+  switch (args.kv_type) {
+    case KvType::kF32:
+      return attend_range<FloatCache>(args, range, partials);
+    case KvType::kI16:
+      return attend_range<CodeCache<KvType::kI16>>(args, range, partials);
+    case KvType::kI8:
+      return attend_range<CodeCache<KvType::kI8>>(args, range, partials);
+  }
+}
+
+void merge_attention(const AttentionArgs& args, const float* partials) {
+  const int vectors = args.rows * args.heads;
+  const std::ptrdiff_t size = attention_partial_floats(args.head_dim);
+  const int first_range = args.range_of(args.first_seen(args.position));
+  for (int v = 0; v < vectors; ++v) {
+    const int position = args.position + v / args.heads;
+    const int own_first = args.range_of(args.first_seen(position));
+    float* out = result_of(args, v);
+    RangeFold fold;
+    const float* partial = partials + v * size;
+    for (int begin = first_range; begin <= position; begin = next_kv_range(begin, args.window)) {
+      if (begin >= own_first) {
+        fold.take(begin == own_first, partial, partial[size - kLanes], partial[size - kLanes + 1], args.head_dim, out);
+      }
+      partial += vectors * size;
+    }
+    fold.finish(args.head_dim, out);
   }
 }
 

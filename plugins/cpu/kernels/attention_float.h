@@ -1,88 +1,84 @@
 #pragma once
 
-#include "kernels/ops.h"
-#include "kernels/simd.h"
+#include "kernels/attention_softmax.h"
+#include "kernels/attention_tile.h"
 
-// The float caches, as attention.cc wants a cache: K and V are widened as they are read. Order of reduction:
+// The float32 cache, as attention.cc wants a cache. Order of reduction:
 //   score[t]   two chains over even and odd d, ascending, then their sum
 //   Σp·v[d]    one chain over t, ascending
 // V of slots that are not seen is never read.
 
 namespace aotllm::cpu::AOTLLM_ISA {
 
-template <KvType Type>
 struct FloatCache {
-  static constexpr std::ptrdiff_t kSize = Type == KvType::kF32 ? 4 : 2;
+  using Element = float;
+  /// Vectors of a batch are of one row, so that they see the same tokens.
+  static constexpr bool kMixesRows = false;
+  static constexpr int kMaxBatch = kMaxBatchVectors / 2;  // of which each has two chains
 
-  /// What G heads bring along.
-  template <int G>
-  struct Heads {
-    const float* q;  ///< [G, head_dim]
-    alignas(64) float p[G][kLanes];
-  };
+  static const float* floats(const std::uint8_t* p) { return reinterpret_cast<const float*>(p); }
 
-  static F32x16 get(const std::uint8_t* p) {
-    if constexpr (Type == KvType::kF32) {
-      return load(reinterpret_cast<const float*>(p));
-    } else {
-      return load_f16(p);
+  /// Takes vector `v` of the call, [head_dim]. `scale`: of its scores; q takes it on.
+  static void take_query(const AttentionArgs& args, const float* q, float scale, int v, Vectors<Element>& vectors) {
+    float* to = vectors.q + static_cast<std::ptrdiff_t>(v) * vectors.stride;
+    for (int d = 0; d < args.head_dim; d += kLanes) {
+      store(to + d, mul(load_lanes(q + d, args.head_dim - d), set1(scale)));
     }
-  }
-  static F32x16 get_8(const std::uint8_t* p) {
-    if constexpr (Type == KvType::kF32) {
-      return load_8(reinterpret_cast<const float*>(p));
-    } else {
-      return load_f16_8(p);
-    }
+    vectors.scale[v] = 1.0f;
   }
 
-  template <int G>
-  static void begin(const AttentionArgs&, const float* q, Heads<G>& heads) {
-    heads.q = q;
-  }
-
-  /// scale · q·k of the 16 tokens from `slot` on. `k`: of a block and KV head.
-  template <int G>
-  static void score(const AttentionArgs& args, const Heads<G>& heads, const std::uint8_t* k, int slot,
-                    F32x16 (&scores)[G]) {
-    const std::ptrdiff_t stride = args.tokens_per_block * kSize;
-    k += slot * kSize;
-    F32x16 even[G], odd[G];
-    for (int g = 0; g < G; ++g) even[g] = odd[g] = set1(0.0f);
-    for (int d = 0; d < args.head_dim; d += 2) {
-      const F32x16 k0 = get(k + d * stride);
-      const F32x16 k1 = get(k + (d + 1) * stride);
-      for (int g = 0; g < G; ++g) {
-        even[g] = fma(set1(heads.q[g * args.head_dim + d]), k0, even[g]);
-        odd[g] = fma(set1(heads.q[g * args.head_dim + d + 1]), k1, odd[g]);
+  /// Scores of G vectors and S parts from `part` on: scores[g][part · 16 …].
+  template <int G, int S>
+  static void score(const AttentionArgs& args, const float* q, std::ptrdiff_t q_stride, const Tiles& tiles, int part,
+                    float (*scores)[kTileTokens]) {
+    for (int s = part; s < part + S; ++s) {
+      const float* k = floats(tiles.now.k[s]) + tiles.now.slot[s];
+      F32x16 even[G], odd[G];
+      for (int g = 0; g < G; ++g) even[g] = odd[g] = set1(0.0f);
+      for (int d = 0; d < args.head_dim; d += 2, k += 2 * args.tokens_per_block) {
+        const F32x16 k0 = load(k);
+        const F32x16 k1 = load(k + args.tokens_per_block);
+        for (int g = 0; g < G; ++g) {
+          even[g] = fma(set1(q[g * q_stride + d]), k0, even[g]);
+          odd[g] = fma(set1(q[g * q_stride + d + 1]), k1, odd[g]);
+        }
       }
+      for (int g = 0; g < G; ++g) store(scores[g] + s * kLanes, add(even[g], odd[g]));
     }
-    for (int g = 0; g < G; ++g) scores[g] = mul(add(even[g], odd[g]), set1(args.scale));
   }
 
-  /// Takes the probabilities of head `g`; lanes that are not in `seen` are 0.
+  /// Turns the scores of vector `v` into the weights of its tokens, number `g` of a batch.
   template <int G>
-  static void weigh(const AttentionArgs&, const std::uint8_t*, int, Mask16, F32x16 p, int g, Heads<G>& heads) {
-    store(heads.p[g], p);
+  static void weigh(const AttentionArgs&, const float* scores, Span span, const Tile&, int v, Vectors<Element>& vectors,
+                    int g, Weights<Element, G>& weights) {
+    F32x16 p[kTileParts];
+    take_exponentials(scores, span, v, vectors, p);
+    for (int part = 0; part < kTileParts; ++part) store(weights.p[g] + part * kLanes, p[part]);
   }
 
-  /// out[g][d0 .. d0 + 16·C) += Σ p[g][t] · v[slot + t][d] over t in [begin, end). Tail: 8 columns, C = 1.
-  template <int G, int C, bool Tail>
-  static void add_values(const AttentionArgs& args, const Heads<G>& heads, const std::uint8_t* v, int slot, int begin,
-                         int end, int d0, float (*out)[kMaxHeadDim]) {
-    F32x16 acc[G][C];
+  /// out[g][d0 …] += Σ p[g][t] · v[t][d0 …] over `span`: G vectors, 16 · C columns.
+  template <int G, int C>
+  static void add_values(const AttentionArgs& args, const Weights<Element, G>& weights, const Tiles& tiles, Span parts,
+                         Span span, int d0, float* out, std::ptrdiff_t out_stride) {
+    F32x16 sums[G][C];
     for (int g = 0; g < G; ++g) {
-      for (int c = 0; c < C; ++c) acc[g][c] = load(out[g] + d0 + c * kLanes);
+      for (int c = 0; c < C; ++c) sums[g][c] = load(out + g * out_stride + d0 + c * kLanes);
     }
-    for (int t = begin; t < end; ++t) {
-      const std::uint8_t* row = v + (std::ptrdiff_t{slot + t} * args.head_dim + d0) * kSize;
-      for (int c = 0; c < C; ++c) {
-        const F32x16 values = Tail ? get_8(row) : get(row + c * kLanes * kSize);
-        for (int g = 0; g < G; ++g) acc[g][c] = fma(set1(heads.p[g][t]), values, acc[g][c]);
+    for (int part = parts.begin; part < parts.end; ++part) {
+      const int begin = part * kLanes > span.begin ? part * kLanes : span.begin;
+      const int end = (part + 1) * kLanes < span.end ? (part + 1) * kLanes : span.end;
+      const float* v = floats(tiles.now.v[part]) + std::ptrdiff_t{tiles.now.slot[part]} * args.head_dim + d0;
+      for (int t = begin; t < end; ++t) {
+        const float* row = v + std::ptrdiff_t{t - part * kLanes} * args.head_dim;
+        for (int c = 0; c < C; ++c) {
+          const bool is_half = d0 + (c + 1) * kLanes > args.head_dim;  // what is behind it may not be memory of ours
+          const F32x16 values = is_half ? load_8(row + c * kLanes) : load(row + c * kLanes);
+          for (int g = 0; g < G; ++g) sums[g][c] = fma(set1(weights.p[g][t]), values, sums[g][c]);
+        }
       }
     }
     for (int g = 0; g < G; ++g) {
-      for (int c = 0; c < C; ++c) store(out[g] + d0 + c * kLanes, acc[g][c]);
+      for (int c = 0; c < C; ++c) store(out + g * out_stride + d0 + c * kLanes, sums[g][c]);
     }
   }
 };

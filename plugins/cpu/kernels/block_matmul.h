@@ -2,135 +2,199 @@
 
 #include "kernels/block_formats.h"
 
-// The matmul of block formats: integer dot products within an activation block, float sums over blocks.
+// The matmul of block formats: integer dot products within an activation group, float sums over blocks.
 //
-// Reduction order of one output, the same for every row count, panel range and ISA: for each activation block of 16 in
-// ascending k,
-//   acc = fma(Σ q·(code - zero), weight scale · activation scale, acc)       the Σ exact in int32
-//   acc = fma(min, activation scale · Σ q, acc)                              affine formats
+// Reduction order of one output, the same for every row count, panel range and ISA: for each block of 32 in ascending
+// k, with i_h = Σ q·(code - zero) over its half h, exact in int32, and the activation scales a_h of the halves,
+//   one weight scale      acc = fma(fma(i_1, a_1, i_0·a_0), scale, acc), with a min then acc = fma(min, sum, acc)
+//   one of each half h    acc = fma(i_h·a_h, scale_h, acc)
+//   with a min            acc = fma(fma(i_h, scale_h, min_h·Σ q), a_h, acc)
+// The multiplications of floats run on the same ports as the integer products, so that they are what is worth saving:
+// three or four of them to eight instructions of products.
 
 namespace aotllm::cpu::AOTLLM_ISA {
 
-/// A tile of activation rows.
+/// M rows of activations at a block.
 template <int M>
 struct RowTile {
-  const std::int8_t* q[M];
-  const float* scales[M];
-  const std::int32_t* sums[M];
+  const ActivationBlock* first;
+  std::ptrdiff_t stride;
+  const ActivationBlock& operator[](int m) const { return first[m * stride]; }
 };
 
-template <int M>
-inline RowTile<M> row_tile(const Activations& a, int k, int row) {
-  RowTile<M> tile;
-  for (int m = 0; m < M; ++m) {
-    const std::ptrdiff_t r = row + m;
-    tile.q[m] = a.q + r * k;
-    tile.scales[m] = a.scales + r * (k / kActivationBlock);
-    tile.sums[m] = a.sums + r * (k / kActivationBlock);
+/// Codes of format F as a tile of M rows multiplies them.
+template <class F, int M>
+struct TileCodes {
+  using Codes = typename F::Codes;
+  static constexpr int kMaxSum = Codes::kMaxSum;
+  static constexpr bool kSigned = __is_same(decltype(Codes::template get<0>(nullptr)), SignedCodes);
+  static constexpr int kPlainZero = F::kZero + (kSigned ? kSignedBias : 0);
+  /// Added to codes, where int32 sums allow it, so that the zero point is one whose sums an activation block has: from
+  /// four rows on that is cheaper than to shift each row's.
+  static constexpr int kRaise =
+      __is_same(DotSum, I32x16) && M >= 4 && kPlainZero != 0 && kPlainZero != 8 ? 128 - kPlainZero : 0;
+  static constexpr int kZero = kPlainZero + kRaise;
+
+  template <int G>
+  static auto get(const std::uint8_t* lines) {
+    if constexpr (kRaise == 0) {
+      return Codes::template get<G>(lines);
+    } else {
+      return add_bytes(Codes::template get<G>(lines), kRaise);
+    }
   }
-  return tile;
-}
+};
 
 /// Adds the products of groups [G, End) of a block to int16 or int32 sums.
 template <class Codes, int G, int End, int M>
-inline void dot_groups(const std::uint8_t* lines, const std::int8_t* const (&q)[M], int offset, DotSum (&sums)[M]) {
+inline void dot_groups(const std::uint8_t* lines, const RowTile<M>& rows, DotSum (&sums)[M]) {
   if constexpr (G < End) {
     const auto codes = Codes::template get<G>(lines);
-    for (int m = 0; m < M; ++m) sums[m] = dot(sums[m], codes, broadcast_quad(q[m] + offset + 4 * G));
-    dot_groups<Codes, G + 1, End, M>(lines, q, offset, sums);
+    for (int m = 0; m < M; ++m) sums[m] = dot(sums[m], codes, broadcast_quad(rows[m].q + 4 * G));
+    dot_groups<Codes, G + 1, End, M>(lines, rows, sums);
   }
 }
 
-/// Integer sums of groups [G, End), flushed to int32 before an int16 can overflow.
+/// Adds the integer sums of groups [G, End), flushed to int32 before an int16 can overflow.
 template <class Codes, int G, int End, int M>
-inline void dot_block(const std::uint8_t* lines, const std::int8_t* const (&q)[M], int offset, I32x16 (&isum)[M]) {
-  if constexpr (G < End) {
+inline void dot_half(const std::uint8_t* lines, const RowTile<M>& rows, I32x16 (&isum)[M]) {
+  if constexpr (__is_same(DotSum, I32x16)) {
+    dot_groups<Codes, G, End, M>(lines, rows, isum);
+  } else if constexpr (G < End) {
     constexpr int kStop = G + Codes::kMaxSum < End ? G + Codes::kMaxSum : End;
     DotSum sums[M];
-    for (int m = 0; m < M; ++m) sums[m] = zero_dot();
-    dot_groups<Codes, G, kStop, M>(lines, q, offset, sums);
+    for (int m = 0; m < M; ++m) sums[m] = DotSum{};
+    dot_groups<Codes, G, kStop, M>(lines, rows, sums);
     for (int m = 0; m < M; ++m) isum[m] = add(isum[m], lane_sums(sums[m]));
-    dot_block<Codes, kStop, End, M>(lines, q, offset, isum);
+    dot_half<Codes, kStop, End, M>(lines, rows, isum);
   }
 }
 
-/// Half `Half` of block `block`, which is one activation block, added to `acc`.
+/// -Zero · Σ q of a half, in each lane.
+template <int Zero>
+inline I32x16 minus_zero_sum(const ActivationBlock& x, int half) {
+  if constexpr (Zero == 0) {
+    return set1_i32(0);
+  } else if constexpr (Zero == 128) {
+    return set1_i32(x.minus_128_sums[half]);
+  } else {
+    constexpr int kShift = __builtin_ctz(Zero) - 3;
+    static_assert(Zero == 1 << (kShift + 3));
+    const I32x16 sum = set1_i32(x.minus_8_sums[half]);
+    if constexpr (kShift < 0) {
+      return shift_right<-kShift>(sum);
+    } else {
+      return shift_left<kShift>(sum);
+    }
+  }
+}
+
+/// f32(Σ q·(code - zero)) of half `Half` of a block.
 template <class F, int Half, int M>
-inline void add_half(const std::uint8_t* lines, F32x16 scale, F32x16 min, const RowTile<M>& rows, int block,
-                     F32x16 (&acc)[M]) {
+inline void half_sums(const std::uint8_t* lines, const RowTile<M>& rows, F32x16 (&sums)[M]) {
   constexpr int kQuadsPerHalf = kQuads / 2;
-  constexpr bool kSigned = __is_same(decltype(F::Codes::template get<0>(nullptr)), SignedCodes);
-  constexpr int kZero = F::kZero + (kSigned ? kSignedBias : 0);
-
+  using Codes = TileCodes<F, M>;
   I32x16 isum[M];
-  for (int m = 0; m < M; ++m) isum[m] = set1_i32(0);
-  dot_block<typename F::Codes, Half * kQuadsPerHalf, (Half + 1) * kQuadsPerHalf, M>(lines, rows.q, 32 * block, isum);
-  for (int m = 0; m < M; ++m) {
-    const float a = rows.scales[m][2 * block + Half];
-    const std::int32_t sum = rows.sums[m][2 * block + Half];
-    if constexpr (kZero != 0) isum[m] = sub(isum[m], set1_i32(kZero * sum));
-    acc[m] = fma(to_f32(isum[m]), mul(scale, set1(a)), acc[m]);
-    if constexpr (F::Scales::kAffine) acc[m] = fma(min, set1(a * static_cast<float>(sum)), acc[m]);
+  for (int m = 0; m < M; ++m) isum[m] = minus_zero_sum<Codes::kZero>(rows[m], Half);
+  dot_half<Codes, Half * kQuadsPerHalf, (Half + 1) * kQuadsPerHalf, M>(lines, rows, isum);
+  for (int m = 0; m < M; ++m) sums[m] = to_f32(isum[m]);
+}
+
+/// A block whose halves share a weight scale.
+template <class F, int M>
+inline void add_whole_block(const std::uint8_t* lines, const typename F::Scales::Block& scales, const RowTile<M>& rows,
+                            F32x16 (&acc)[M]) {
+  F32x16 t[M];
+  F32x16 sums[M];
+  half_sums<F, 0, M>(lines, rows, t);
+  for (int m = 0; m < M; ++m) t[m] = mul(t[m], set1(rows[m].scales[0]));
+  half_sums<F, 1, M>(lines, rows, sums);
+  for (int m = 0; m < M; ++m) t[m] = fma(sums[m], set1(rows[m].scales[1]), t[m]);
+  const F32x16 scale = scales.scale(0);
+  for (int m = 0; m < M; ++m) acc[m] = fma(t[m], scale, acc[m]);
+  if constexpr (F::Scales::kAffine) {
+    const F32x16 min = scales.min(0);
+    for (int m = 0; m < M; ++m) acc[m] = fma(min, set1(rows[m].sum), acc[m]);
   }
 }
 
-/// Block `block`: its two halves share a weight scale or have one each.
-template <class F, int M>
-inline void add_block(const std::uint8_t* lines, const std::uint8_t* scales, const RowTile<M>& rows, int block,
-                      F32x16 (&acc)[M]) {
-  using Scales = typename F::Scales;
-  F32x16 scale = Scales::scale(scales, block, 0);
-  F32x16 min = set1(0.0f);
-  if constexpr (Scales::kAffine) min = Scales::min(scales, block, 0);
-  add_half<F, 0, M>(lines, scale, min, rows, block, acc);
-  if constexpr (Scales::kGroups == 2) {
-    scale = Scales::scale(scales, block, 1);
-    if constexpr (Scales::kAffine) min = Scales::min(scales, block, 1);
+/// Half of a block whose halves have weight scales of their own.
+template <class F, int Half, int M>
+inline void add_half_block(const std::uint8_t* lines, const typename F::Scales::Block& scales, const RowTile<M>& rows,
+                           F32x16 (&acc)[M]) {
+  F32x16 t[M];
+  half_sums<F, Half, M>(lines, rows, t);
+  const F32x16 scale = scales.scale(Half);
+  if constexpr (F::Scales::kAffine) {
+    const F32x16 min = mul(scales.min(Half), set1(-0.125f));  // of -8 · Σ q: exact
+    for (int m = 0; m < M; ++m) {
+      const F32x16 value = fma(t[m], scale, mul(min, to_f32(set1_i32(rows[m].minus_8_sums[Half]))));
+      acc[m] = fma(value, set1(rows[m].scales[Half]), acc[m]);
+    }
+  } else {
+    for (int m = 0; m < M; ++m) acc[m] = fma(mul(t[m], set1(rows[m].scales[Half])), scale, acc[m]);
   }
-  add_half<F, 1, M>(lines, scale, min, rows, block, acc);
 }
 
-/// One panel times M rows.
+/// One panel times M rows. On the way, where `ahead` is not 0, asks for the lines that lie so many bytes further on.
 template <class F, int M>
-void panel_times_rows(const std::uint8_t* panel, int k, const RowTile<M>& rows, F32x16 (&acc)[M]) {
+void panel_times_rows(const std::uint8_t* panel, int k, std::ptrdiff_t ahead, RowTile<M> rows, F32x16 (&acc)[M]) {
   constexpr int kBlockBytes = F::Codes::kLines * kLineBytes;
-  const int blocks = k / 32;
-  const std::uint8_t* scales = panel + static_cast<std::ptrdiff_t>(blocks) * kBlockBytes;
+  const std::uint8_t* end = panel + static_cast<std::ptrdiff_t>(k / kWeightBlock) * kBlockBytes;
+  typename F::Scales::Reader scales{end};
   for (int m = 0; m < M; ++m) acc[m] = set1(0.0f);
-  for (int block = 0; block < blocks; ++block) {
-    const std::uint8_t* lines = panel + static_cast<std::ptrdiff_t>(block) * kBlockBytes;
-    add_block<F, M>(lines, scales, rows, block, acc);
+  for (const std::uint8_t* lines = panel; lines != end; lines += kBlockBytes) {
+    if (ahead != 0) {
+      for (int i = 0; i < F::Codes::kLines; ++i) prefetch(lines + ahead + i * kLineBytes);
+      prefetch(scales.next_block + ahead);
+    }
+    const typename F::Scales::Block at = scales.next();
+    if constexpr (F::Scales::kGroups == 1) {
+      add_whole_block<F, M>(lines, at, rows, acc);
+    } else {
+      add_half_block<F, 0, M>(lines, at, rows, acc);
+      add_half_block<F, 1, M>(lines, at, rows, acc);
+    }
+    ++rows.first;
   }
 }
+
+/// A panel, and how far on the one is that its first row tile asks for.
+struct PanelAt {
+  const std::uint8_t* panel;
+  int k;
+  std::ptrdiff_t ahead;
+};
 
 /// Calls the tile of exactly `count` ≤ M rows.
 template <class F, int M>
-void run_tile(int count, const std::uint8_t* panel, int k, const Activations& a, int row, float* y,
-              std::ptrdiff_t y_stride, int lanes) {
+void run_tile(int count, const PanelAt& at, const ActivationBlock* rows, float* y, std::ptrdiff_t y_stride, int lanes) {
   if constexpr (M > 1) {
-    if (count < M) return run_tile<F, M - 1>(count, panel, k, a, row, y, y_stride, lanes);
+    if (count < M) return run_tile<F, M - 1>(count, at, rows, y, y_stride, lanes);
   }
   F32x16 acc[M];
-  panel_times_rows<F, M>(panel, k, row_tile<M>(a, k, row), acc);
-  for (int m = 0; m < M; ++m) store_lanes(y + (row + m) * y_stride, acc[m], lanes);
+  panel_times_rows<F, M>(at.panel, at.k, at.ahead, RowTile<M>{rows, activation_stride(at.k)}, acc);
+  for (int m = 0; m < M; ++m) store_lanes(y + m * y_stride, acc[m], lanes);
 }
 
-/// Panels outside, rows inside: a panel is read from memory once and stays in the cache while all rows pass. Rows are
-/// split evenly (5 = 3 + 2, not 4 + 1).
+/// Panels outside, rows inside: a panel is read from memory once and stays in the cache while all rows pass, the first
+/// of which fetch the next panel. Rows are split evenly (9 = 5 + 4, not 8 + 1).
 template <class F>
 void matmul_panels(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,
                    std::ptrdiff_t y_stride) {
-  const std::size_t stride = panel_bytes(w.format, w.k);
+  const auto panel_size = static_cast<std::ptrdiff_t>(panel_bytes(w.format, w.k));
+  const std::ptrdiff_t row_size = activation_stride(w.k);
   const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
   for (int p = panel_begin; p < panel_end; ++p) {
-    const std::uint8_t* panel = w.panels + stride * static_cast<std::size_t>(p);
+    PanelAt at{w.panels + panel_size * p, w.k, panel_size};
     const int left = w.n - p * kPanelRows;
     const int lanes = left < kPanelRows ? left : kPanelRows;
     float* out = y + static_cast<std::ptrdiff_t>(p - panel_begin) * kPanelRows;
     for (int tile = 0, row = 0; tile < tiles; ++tile) {
       const int count = (rows - row + tiles - tile - 1) / (tiles - tile);
-      run_tile<F, kMaxTileRows>(count, panel, w.k, a, row, out, y_stride, lanes);
+      run_tile<F, kMaxTileRows>(count, at, a.blocks + row * row_size, out + row * y_stride, y_stride, lanes);
       row += count;
+      at.ahead = 0;
     }
   }
 }

@@ -30,9 +30,10 @@ void dequantize_blocks(const std::uint8_t* panel, int k, int row, float factor, 
     const int block = i / 32;
     const int group = i % 32 / kPerGroup;
     const std::uint8_t* lines = panel + static_cast<std::ptrdiff_t>(block) * kBlockBytes;
-    const float scale = lane(Scales::scale(scales, block, group), row);
+    const auto at = Scales::at(scales, block);
+    const float scale = lane(at.scale(group), row);
     float min = 0.0f;
-    if constexpr (Scales::kAffine) min = lane(Scales::min(scales, block, group), row);
+    if constexpr (Scales::kAffine) min = lane(at.min(group), row);
     for (int j = 0; j < kPerGroup; ++j) {
       const float product = scale * static_cast<float>(Codes::at(lines, row, i % 32 + j) - F::kZero);
       out[i + j] = factor * (Scales::kAffine ? product + min : product);
@@ -88,6 +89,14 @@ void dequantize_row(const Segment& w, int row, float factor, float* out) {
       return dequantize_blocks<FormatMXFP4>(panel, w.k, r, factor, out);
     case Format::kQ8_F32:
       return dequantize_blocks<FormatQ8_F32>(panel, w.k, r, factor, out);
+    case Format::kQ4_0_G64:
+      return dequantize_blocks<FormatQ4_0_G64>(panel, w.k, r, factor, out);
+    case Format::kQ4_0_G128:
+      return dequantize_blocks<FormatQ4_0_G128>(panel, w.k, r, factor, out);
+    case Format::kQ4_1_G64:
+      return dequantize_blocks<FormatQ4_1_G64>(panel, w.k, r, factor, out);
+    case Format::kQ4_1_G128:
+      return dequantize_blocks<FormatQ4_1_G128>(panel, w.k, r, factor, out);
     default:
       return dequantize_floats(w.format, panel, w.k, r, factor, out);
   }

@@ -5,10 +5,6 @@ namespace aotllm::cpu::AOTLLM_ISA {
 
 namespace {
 
-inline float sqrt_scalar(float x) {
-  return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
-}
-
 // x / (1 + e^-x). The clamp only touches values whose result is ±0 anyway and keeps -inf / inf away.
 inline F32x16 silu(F32x16 x) {
   const F32x16 c = max(set1(-110.0f), x);
@@ -43,15 +39,8 @@ inline void dots(const float* a, const float* x, int k, float* out) {
 
 }  // namespace
 
-// Sixteen lane-wise sums in ascending i, then the tree of `reduce_add`.
 void rms_norm(const float* x, const float* w, float eps, int n, float* y) {
-  F32x16 squares = set1(0.0f);
-  for_lanes(n, [&](int i, int left) {
-    const F32x16 v = load_lanes(x + i, left);
-    squares = fma(v, v, squares);
-  });
-  const float mean = reduce_add(squares) / static_cast<float>(n);
-  const F32x16 factor = set1(1.0f / sqrt_scalar(mean + eps));
+  const F32x16 factor = set1(rms_factor(x, eps, n));
   for_lanes(n, [&](int i, int left) {
     store_lanes(y + i, mul(mul(load_lanes(x + i, left), factor), load_lanes(w + i, left)), left);
   });

@@ -2,7 +2,7 @@
 
 #include "kernels/simd.h"
 
-// exp, tanh and quantization on 16 lanes. Relative error below 2e-7; limits at ±inf are exact, NaN stays NaN.
+// exp, tanh, norms and quantization on 16 lanes. Relative error below 2e-7; limits at ±inf are exact, NaN stays NaN.
 
 namespace aotllm::cpu::AOTLLM_ISA {
 
@@ -25,6 +25,17 @@ inline float largest_magnitude(const float* x, int n) {
 inline I32x16 to_codes(F32x16 x, float scale, float limit) {
   const F32x16 scaled = scale == 0.0f ? set1(0.0f) : div(x, set1(scale));  // a scale may underflow to 0
   return to_i32(min(max(scaled, set1(-limit)), set1(limit)));
+}
+
+/// 1 / sqrt(mean(x²) + eps) over x[n]: sixteen lane-wise sums in ascending i, then the tree of `reduce_add`.
+inline float rms_factor(const float* x, float eps, int n) {
+  F32x16 squares = set1(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    const F32x16 v = load_lanes(x + i, n - i);
+    squares = fma(v, v, squares);
+  }
+  const float mean = reduce_add(squares) / static_cast<float>(n);
+  return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(mean + eps)));
 }
 
 /// e^x = 2^n · (1 + e), |x - n·ln 2| ≤ ln(2) / 2.

@@ -7,8 +7,9 @@ void matmul(const Segment& w, const Activations& a, int rows, int panel_begin, i
   switch (w.format) {
     case Format::kF32:
     case Format::kF16:
-    case Format::kBF16:
       return matmul_floats(w, a, rows, panel_begin, panel_end, y, y_stride);
+    case Format::kBF16:
+      return matmul_bf16(w, a, rows, panel_begin, panel_end, y, y_stride);
     case Format::kQ2_K:
     case Format::kQ3_K:
     case Format::kQ4_K:

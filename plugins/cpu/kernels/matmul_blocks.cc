@@ -22,6 +22,14 @@ void matmul_blocks(const Segment& w, const Activations& a, int rows, int panel_b
       return matmul_panels<FormatMXFP4>(w, a, rows, panel_begin, panel_end, y, y_stride);
     case Format::kQ8_F32:
       return matmul_panels<FormatQ8_F32>(w, a, rows, panel_begin, panel_end, y, y_stride);
+    case Format::kQ4_0_G64:
+      return matmul_panels<FormatQ4_0_G64>(w, a, rows, panel_begin, panel_end, y, y_stride);
+    case Format::kQ4_0_G128:
+      return matmul_panels<FormatQ4_0_G128>(w, a, rows, panel_begin, panel_end, y, y_stride);
+    case Format::kQ4_1_G64:
+      return matmul_panels<FormatQ4_1_G64>(w, a, rows, panel_begin, panel_end, y, y_stride);
+    case Format::kQ4_1_G128:
+      return matmul_panels<FormatQ4_1_G128>(w, a, rows, panel_begin, panel_end, y, y_stride);
     default:
       __builtin_unreachable();  // `matmul` sends the others elsewhere
   }

@@ -27,8 +27,9 @@ struct I16x32 {
 
 /// Rows of a matmul tile: as many as keep the integer sums in 16 registers.
 inline constexpr int kMaxTileRows = 4;
-/// Query heads of an attention tile.
-inline constexpr int kMaxTileHeads = 2;
+/// Query vectors of an attention batch, and lines of K or V that they meet at a time: sums take half of the registers.
+inline constexpr int kMaxBatchVectors = 4;
+inline constexpr int kBatchLines = 1;
 
 // ---- float lanes
 
@@ -63,9 +64,6 @@ inline void store_partial(float* p, F32x16 x, int n) {
 inline F32x16 load_f16(const std::uint8_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
-}
-inline F32x16 load_f16_8(const std::uint8_t* p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), _mm256_setzero_ps()};
 }
 
 inline F32x16 add(F32x16 a, F32x16 b) {
@@ -208,8 +206,16 @@ inline U8x64 bit_and(U8x64 a, int byte) {
   const __m256i mask = _mm256_set1_epi8(static_cast<char>(byte));
   return {_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask)};
 }
-inline U8x64 bit_or(U8x64 a, U8x64 b) {
-  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+/// a + byte; sums stay below 256.
+inline U8x64 add_bytes(U8x64 a, int byte) {
+  const __m256i b = _mm256_set1_epi8(static_cast<char>(byte));
+  return {_mm256_add_epi8(a.lo, b), _mm256_add_epi8(a.hi, b)};
+}
+/// (a & Mask) | b, of bits b that are not in the mask.
+template <int Mask>
+U8x64 merge_bits(U8x64 a, U8x64 b) {
+  const U8x64 low = bit_and(a, Mask);
+  return {_mm256_or_si256(low.lo, b.lo), _mm256_or_si256(low.hi, b.hi)};
 }
 /// Shifts 16-bit words left by N (right by -N): bits cross byte borders and must be masked off.
 template <int N>
@@ -242,9 +248,6 @@ inline Quad broadcast_quad(const std::int8_t* p) {
 struct DotSum {
   __m256i lo, hi;
 };
-inline DotSum zero_dot() {
-  return {_mm256_setzero_si256(), _mm256_setzero_si256()};
-}
 /// Adds unsigned codes · activations.
 inline DotSum dot(DotSum s, U8x64 codes, Quad a) {
   return {_mm256_add_epi16(s.lo, _mm256_maddubs_epi16(codes.lo, a.v)),
@@ -275,9 +278,10 @@ inline I16x32 load_pairs(const std::uint8_t* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
 }
-/// 16 code bytes for lanes [0, 8), the others 0.
-inline I16x32 load_pairs_8(const std::uint8_t* p) {
-  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), _mm256_setzero_si256()};
+/// 32 codes of 16 bits.
+inline I16x32 load_wide_pairs(const std::uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
 /// One pair, in each lane.
 inline I16x32 broadcast_pair(const std::int16_t* p) {
@@ -294,6 +298,15 @@ inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
 inline void store_i16(std::int16_t* p, I32x16 x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xD8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+}
+
+// ---- bfloat16
+
+/// Stores the low half of each lane.
+inline void store_u16(std::uint16_t* p, I32x16 x) {
+  const __m256i low = _mm256_set1_epi32(0xFFFF);
+  const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.lo, low), _mm256_and_si256(x.hi, low));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xD8));
 }
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

@@ -26,8 +26,9 @@ struct I16x32 {
 
 /// Rows of a matmul tile: integer and float sums of 8 rows take half of the 32 registers.
 inline constexpr int kMaxTileRows = 8;
-/// Query heads of an attention tile.
-inline constexpr int kMaxTileHeads = 4;
+/// Query vectors of an attention batch, and lines of K or V that they meet at a time: sums take half of the registers.
+inline constexpr int kMaxBatchVectors = 8;
+inline constexpr int kBatchLines = 2;
 
 // ---- float lanes
 
@@ -60,9 +61,6 @@ inline void store_partial(float* p, F32x16 x, int n) {
 
 inline F32x16 load_f16(const std::uint8_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-}
-inline F32x16 load_f16_8(const std::uint8_t* p) {
-  return {_mm512_cvtph_ps(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 
 inline F32x16 add(F32x16 a, F32x16 b) {
@@ -202,8 +200,15 @@ inline U8x64 load_line(const std::uint8_t* p) {
 inline U8x64 bit_and(U8x64 a, int byte) {
   return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(byte)))};
 }
-inline U8x64 bit_or(U8x64 a, U8x64 b) {
-  return {_mm512_or_si512(a.v, b.v)};
+/// a + byte; sums stay below 256.
+inline U8x64 add_bytes(U8x64 a, int byte) {
+  return {_mm512_add_epi8(a.v, _mm512_set1_epi8(static_cast<char>(byte)))};
+}
+/// (a & Mask) | b, of bits b that are not in the mask.
+template <int Mask>
+U8x64 merge_bits(U8x64 a, U8x64 b) {
+  constexpr int kSelect = 0xCA;  // first ? second : third
+  return {_mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(Mask)), a.v, b.v, kSelect)};
 }
 /// Shifts 16-bit words left by N (right by -N): bits cross byte borders and must be masked off.
 template <int N>
@@ -235,18 +240,10 @@ inline Quad broadcast_quad(const std::int8_t* p) {
 #if defined(__AVX512VNNI__)
 
 /// Sums of products in int32 lanes.
-struct DotSum {
-  __m512i v;
-};
-inline DotSum zero_dot() {
-  return {_mm512_setzero_si512()};
-}
+using DotSum = I32x16;
 /// Adds unsigned codes · activations.
 inline DotSum dot(DotSum s, U8x64 codes, Quad a) {
   return {_mm512_dpbusd_epi32(s.v, codes.v, a.v)};
-}
-inline I32x16 lane_sums(DotSum s) {
-  return {s.v};
 }
 
 /// Signed codes in the form that the dot product wants; what it adds to each code is `kSignedBias`.
@@ -267,9 +264,6 @@ inline DotSum dot(DotSum s, SignedCodes w, Quad a) {
 struct DotSum {
   __m512i v;
 };
-inline DotSum zero_dot() {
-  return {_mm512_setzero_si512()};
-}
 /// Adds unsigned codes · activations.
 inline DotSum dot(DotSum s, U8x64 codes, Quad a) {
   return {_mm512_add_epi16(s.v, _mm512_maddubs_epi16(codes.v, a.v))};
@@ -299,9 +293,9 @@ inline DotSum dot(DotSum s, SignedCodes w, Quad a) {
 inline I16x32 load_pairs(const std::uint8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-/// 16 code bytes for lanes [0, 8), the others 0.
-inline I16x32 load_pairs_8(const std::uint8_t* p) {
-  return {_mm512_cvtepi8_epi16(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+/// 32 codes of 16 bits.
+inline I16x32 load_wide_pairs(const std::uint8_t* p) {
+  return {_mm512_loadu_si512(p)};
 }
 /// One pair, in each lane.
 inline I16x32 broadcast_pair(const std::int16_t* p) {
@@ -312,7 +306,9 @@ inline I16x32 broadcast_pair(const std::int16_t* p) {
 /// sum + the products of each lane's pairs; the caller bounds them to 32 bits.
 inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
 #if defined(__AVX512VNNI__)
-  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+  // Not _mm512_dpwssd_epi32: GCC 12 copies every sum of a loop to another register and back around it.
+  __asm__("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+  return sum;
 #else
   return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
 #endif
@@ -321,5 +317,19 @@ inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
 inline void store_i16(std::int16_t* p, I32x16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
 }
+
+// ---- bfloat16
+
+/// Stores the low half of each lane.
+inline void store_u16(std::uint16_t* p, I32x16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
+}
+
+#if defined(__AVX512BF16__)
+/// sum + the products of each lane's pairs of bfloat16: the upper pair first, each sum rounded; subnormals are zeros.
+inline F32x16 add_dot_bf16(F32x16 sum, I32x16 a, I32x16 b) {
+  return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+#endif
 
 }  // namespace aotllm::cpu::AOTLLM_ISA
