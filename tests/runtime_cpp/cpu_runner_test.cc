@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <ostream>
 #include <random>
 #include <string>
@@ -12,8 +13,10 @@
 
 #include "allocation_counter.h"
 #include "aotllm/errors.h"
+#include "aotllm/sampler.h"
 #include "kernels.h"
 #include "naive_model.h"
+#include "sampling/row_sampling.h"
 #include "tiny_model.h"
 
 namespace aotllm {
@@ -111,7 +114,7 @@ std::vector<Case> cases() {
   TinySpec one_head{.heads = 4, .kv_heads = 1, .head_dim = 16, .rotary_half = 8};
   TinySpec odd_sizes{.vocab = 37, .hidden = 40, .heads = 3, .kv_heads = 3, .head_dim = 8, .intermediate = 19};
   TinySpec mixed{.hidden = 64, .intermediate = 96, .v_format = "q8_0"};
-  TinySpec half_kv{.kv_dtype = "f16"};
+  TinySpec int16_kv{.kv_dtype = "int16"};
   TinySpec int8_kv{.kv_dtype = "int8"};
   TinySpec int8_gemma = gemma;
   int8_gemma.head_dim = 24;
@@ -125,7 +128,14 @@ std::vector<Case> cases() {
   TinySpec block_experts{
       .hidden = 64, .intermediate = 96, .v_format = "q8_0", .experts = 6, .top_k = 2, .expert_format = "q8_0"};
   TinySpec mixed_experts{.hidden = 64, .intermediate = 96, .v_format = "q8_0", .experts = 6, .top_k = 2};
+  TinySpec bf16{.hidden = 40, .intermediate = 19, .v_format = "bf16"};
+  TinySpec bf16_experts{
+      .hidden = 40, .intermediate = 19, .v_format = "bf16", .experts = 6, .top_k = 2, .expert_format = "bf16"};
+  TinySpec mixed_bf16_experts{.v_format = "bf16", .experts = 6, .top_k = 2};
   return {{"llama", {}, 2e-5},
+          {"bf16", bf16, 3e-3},
+          {"bf16_experts", bf16_experts, 3e-3},
+          {"experts_of_bf16_and_f32", mixed_bf16_experts, 3e-3},
           {"experts", experts, 2e-5},
           {"normalized_experts", normalized, 2e-5},
           {"all_experts_of_odd_size", all_experts, 2e-5},
@@ -138,7 +148,7 @@ std::vector<Case> cases() {
           {"one_kv_head", one_head, 2e-5},
           {"odd_sizes", odd_sizes, 2e-5},
           {"mixed_formats", mixed, 2e-3},
-          {"f16_kv", half_kv, 5e-3},
+          {"int16_kv", int16_kv, 1e-3},
           {"int8_kv", int8_kv, 5e-3},
           {"int8_gemma", int8_gemma, 5e-3}};
 }
@@ -202,6 +212,41 @@ TEST_P(CpuRunnerCase, BitsDoNotDependOnChunksThreadsOrBatch) {
   }
 }
 
+/// Contexts of several ranges: calls of attention are divided among threads by ranges and by heads, and share rows.
+TEST(CpuRunner, BitsOfLongContextsDoNotDependOnThreadsChunksOrBatch) {
+  const TinySpec one_kv_head{
+      .heads = 3, .kv_heads = 1, .max_seq_len = 1024, .max_num_tokens = 1024, .window = 300, .kv_dtype = "int16"};
+  const TinySpec two_kv_heads{.heads = 10, .kv_heads = 2, .max_seq_len = 1024, .max_num_tokens = 1024};
+  for (const TinySpec& spec : {one_kv_head, two_kv_heads}) {
+    const TinyModel model(spec);
+    const auto run = [&](int threads, int chunk, std::vector<int> lengths) {
+      CpuRunner runner = make_runner(model, threads, 256);
+      std::vector<Sequence> batch;
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        batch.push_back({random_tokens(lengths[i], spec.vocab, 20 + static_cast<unsigned>(i)), {}});
+        for (int block = 0; block < 64; ++block) batch.back().blocks.push_back(static_cast<int>(i) * 64 + block);
+      }
+      std::vector<Sequence*> pointers;
+      for (Sequence& s : batch) pointers.push_back(&s);
+      // The last tokens one by one, so that few rows have a long context.
+      for (Sequence* s : pointers) s->tokens.resize(s->tokens.size() - 3);
+      run_all(runner, pointers, chunk);
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        const auto all = random_tokens(lengths[i], spec.vocab, 20 + static_cast<unsigned>(i));
+        batch[i].tokens = all;
+      }
+      run_all(runner, pointers, 1);
+      return batch.front().logits;
+    };
+    const auto expected = run(1, 1024, {900});
+    ASSERT_EQ(expected.size(), std::size_t{900} * static_cast<std::size_t>(spec.vocab));
+    for (const int threads : {2, 3, 5, 16}) {
+      EXPECT_TRUE(same_bits(run(threads, threads == 3 ? 1 : 250, {900}), expected)) << threads << " threads";
+      EXPECT_TRUE(same_bits(run(threads, 100, {900, 40, 700}), expected)) << threads << " threads, a batch";
+    }
+  }
+}
+
 TEST(CpuRunner, LogitsModes) {
   const TinyModel model({});
   CpuRunner runner = make_runner(model, 2);
@@ -249,6 +294,86 @@ TEST(CpuRunner, LogitsModesMixInOneStep) {
     runner.step(steps, outputs);
     ASSERT_TRUE(same_bits(outputs.logits, expected)) << "round " << round;
   }
+}
+
+TEST(CpuRunner, SampledTokensAreTheSamplersWhateverIsInTheStep) {
+  const TinyModel model({.final_softcap = 1.5f});
+  const auto vocab = static_cast<std::size_t>(model.spec.vocab);
+  std::vector<std::vector<TokenId>> prompts;
+  std::vector<std::vector<BlockId>> blocks;
+  std::vector<SamplingParams> params;
+  std::vector<TokenId> expected;
+  CpuRunner reference = make_runner(model, 1);
+  Sampler sampler(model.spec.vocab);
+  for (int i = 0; i < 12; ++i) {
+    prompts.push_back(random_tokens(1 + i, model.spec.vocab, 70 + i));
+    blocks.push_back({i});
+    SamplingParams& p = params.emplace_back();
+    p.temperature = i % 3 == 0 ? 0.0 : 0.7;
+    p.top_k = i % 3 == 1 ? 5 : 0;
+    p.top_p = i % 2 == 0 ? 0.9 : 1.0;
+    const auto logits = logits_of(reference, prompts.back(), 128);
+    LogitsProcessors none;
+    expected.push_back(
+        sampler.sample(std::span(logits).last(vocab), {.params = p,
+                                                       .processors = none,
+                                                       .tokens = prompts.back(),
+                                                       .num_prompt_tokens = 1,
+                                                       .seed = 11,
+                                                       .sequence_index = static_cast<std::uint32_t>(i)}));
+  }
+  for (const int num_threads : {1, 2, 3}) {
+    CpuRunner runner = make_runner(model, num_threads);
+    EXPECT_TRUE(runner.samples());
+    std::vector<SequenceStep> steps;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      SequenceStep& step = steps.emplace_back(SequenceStep{prompts[i], 0, tables(blocks[i]), LogitsMode::kLast});
+      RowSampling& row = step.sampling.emplace(row_sampling(params[i]));
+      row.seed = 11;
+      row.position = static_cast<std::uint32_t>(prompts[i].size());
+      row.sequence_index = static_cast<std::uint32_t>(i);
+    }
+    StepOutputs outputs;
+    runner.step(steps, outputs);
+    EXPECT_EQ(outputs.tokens, expected) << num_threads << " threads";
+    EXPECT_EQ(outputs.rows(), 0);
+
+    steps[4].sampling.reset();  // one for the host among them
+    runner.step(steps, outputs);
+    std::vector<TokenId> others = expected;
+    others.erase(others.begin() + 4);
+    EXPECT_EQ(outputs.tokens, others);
+    const auto alone = logits_of(reference, prompts[4], 128);
+    EXPECT_TRUE(same_bits(outputs.logits, {alone.end() - static_cast<std::ptrdiff_t>(vocab), alone.end()}));
+  }
+}
+
+TEST(CpuRunner, ProfileCountsOpsAndLeavesResultsAsTheyAre) {
+  const TinyModel model({});
+  CpuRunner runner = make_runner(model, 2);
+  const auto tokens = random_tokens(10, model.spec.vocab, 4);
+  const auto expected = logits_of(runner, tokens, 5);
+  EXPECT_EQ(runner.profile().steps, 0) << "it is off";
+  runner.set_profiling(true);
+  EXPECT_TRUE(same_bits(logits_of(runner, tokens, 5), expected));
+  const StepProfile profile = runner.profile();
+  EXPECT_EQ(profile.steps, 2);
+  EXPECT_EQ(profile.threads, 2);
+  double seconds = 0.0;
+  std::map<std::string, std::int64_t> counts;
+  for (const OpProfile& op : profile.ops) {
+    counts[op.op] += op.count;
+    seconds += op.prepare_seconds + op.compute_seconds + op.wait_seconds;
+    EXPECT_EQ(op.bytes > 0, !op.shape.empty()) << op.op;
+  }
+  const std::map<std::string, std::int64_t> in_plan = {{"embedding", 1},       {"norm_qkv_rope", 2},
+                                                       {"paged_attention", 2}, {"linear_residual", 4},
+                                                       {"norm_swiglu", 2},     {"lm_head", 1}};
+  EXPECT_EQ(counts, in_plan);
+  EXPECT_GT(seconds, 0.0);
+  EXPECT_LE(seconds, 2 * profile.seconds) << "two threads spend at most the time of the steps";
+  runner.set_profiling(false);
+  EXPECT_EQ(runner.profile().steps, 0);
 }
 
 TEST(CpuRunner, RejectedDraftsLeaveNothingBehind) {

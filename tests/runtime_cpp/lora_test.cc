@@ -148,7 +148,8 @@ std::vector<Case> cases() {
           {"gemma", gemma, 5e-5},
           {"unaligned", unaligned, 5e-5},
           {"odd_sizes", odd_sizes, 5e-5},
-          {"mixed_formats", mixed, 5e-3}};
+          {"mixed_formats", mixed, 5e-3},
+          {"bf16", {.v_format = "bf16"}, 5e-3}};
 }
 
 class LoraCase : public testing::TestWithParam<Case> {
@@ -232,7 +233,7 @@ TEST(Lora, IsaDoesNotMatter) {
   const TinyModel model({.hidden = 64, .intermediate = 96, .v_format = "q8_0"});
   const std::vector<Prompt> prompts = {{random_tokens(9, 50, 1), kLow}, {random_tokens(1, 50, 2), kHigh}};
   std::vector<std::vector<float>> expected;
-  for (const char* isa : {"avx2", "avx512", "avx512_vnni"}) {
+  for (const char* isa : {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"}) {
     const cpu::Kernels* kernels = cpu::kernels_for(isa);
     if (kernels == nullptr) continue;
     CpuRunner runner(Engine::from_bytes(model.engine_bytes(), "tiny.engine"), {2, kernels});

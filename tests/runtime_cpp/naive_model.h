@@ -61,10 +61,24 @@ class NaiveModel {
     return x;
   }
 
+  /// To 8 significant bits, half to even: what bf16 weights make of their input.
+  static Vector rounded_to_bf16(Vector x) {
+    for (double& v : x) {
+      int exponent = 0;
+      const double mantissa = std::frexp(v, &exponent);
+      v = std::ldexp(std::nearbyint(std::ldexp(mantissa, 8)), exponent - 8);
+    }
+    return x;
+  }
+
+  Vector as_read_by(const std::string& format, const Vector& x) const {
+    return format == "q8_0" ? quantized(x, 16) : format == "bf16" ? rounded_to_bf16(x) : x;
+  }
+
   /// W · x + bias[bias_begin …) where the model has that bias.
   Vector linear(const std::string& name, const std::string& bias, int bias_begin, const Vector& input) const {
     const Matrix& w = m_.matrices.at(name);
-    const Vector x = m_.format_of(name) == "q8_0" ? quantized(input, 16) : input;
+    const Vector x = as_read_by(m_.format_of(name), input);
     Vector y(w.n, 0.0);
     for (int row = 0; row < w.n; ++row) {
       for (int c = 0; c < w.k; ++c) y[row] += double{w.values[row * w.k + c]} * x[c];

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -115,6 +118,49 @@ TEST_P(ThreadPoolTest, TeamsHaveBarriersOfTheirOwn) {
     };
     EXPECT_THROW(pool.parallel(failing), std::runtime_error);
   }
+}
+
+TEST_P(ThreadPoolTest, DealsOutEachNumberOnceBetweenBarriers) {
+  for (int num_teams = 1; num_teams <= std::min(GetParam(), 2); ++num_teams) {
+    ThreadPool pool(GetParam(), num_teams);
+    constexpr std::uint32_t kItems = 50;
+    constexpr int kRounds = 100;
+    std::vector<std::vector<int>> owners(num_teams, std::vector<int>(kItems * kRounds, 0));
+    pool.parallel([&](int thread, int) {
+      const int team = pool.member(thread).team;
+      for (std::uint32_t round = 0; round < kRounds; ++round) {
+        for (std::uint32_t item = pool.next(team); item < kItems; item = pool.next(team)) {
+          ++owners[team][round * kItems + item];  // a race, were an item dealt out twice
+        }
+        round % 3 == 2 ? pool.barrier() : pool.barrier(team);
+      }
+    });
+    for (const auto& counts : owners) EXPECT_EQ(counts, std::vector<int>(kItems * kRounds, 1));
+  }
+}
+
+TEST_P(ThreadPoolTest, ParkedThreadsAreWoken) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> mismatches{0};
+  std::vector<int> values(GetParam(), 0);
+  for (int region = 0; region < 20; ++region) {
+    // Each thread is late in turn, by more than others spin, so that they have parked: at the barrier, for the end of
+    // the region, or before its begin.
+    const auto late = [&] {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+      while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    };
+    pool.parallel([&](int index, int count) {
+      if (region % count == index) late();
+      values[index] = region;
+      pool.barrier();
+      if (values[(index + 1) % count] != region) ++mismatches;
+      pool.barrier();
+      if (region % count == index) late();
+    });
+    late();
+  }
+  EXPECT_EQ(mismatches, 0);
 }
 
 TEST_P(ThreadPoolTest, AllThreadsMayThrow) {

@@ -34,13 +34,13 @@ struct TinySpec {
   float final_softcap = 0.0f;
   float embedding_scale = 1.0f;
   const char* activation = "silu";
-  const char* v_format = "f32";  ///< f32 or q8_0, of V and of the down projection
-  const char* kv_dtype = "f32";  ///< f32, f16 or int8
+  const char* v_format = "f32";  ///< f32, bf16 or q8_0, of V and of the down projection
+  const char* kv_dtype = "f32";  ///< f32, int16 or int8
   int experts = 0;               ///< of `intermediate` neurons; 0 = dense layers
   int top_k = 0;
   bool normalize = false;
   int dense_layer = -1;               ///< that has no experts although others have
-  const char* expert_format = "f32";  ///< f32 or q8_0, of the experts' gate and up
+  const char* expert_format = "f32";  ///< f32, bf16 or q8_0, of the experts' gate and up
 
   bool has_experts(int layer) const { return experts > 0 && layer != dense_layer; }
 };
@@ -61,6 +61,21 @@ inline std::vector<std::uint8_t> pack_f32(const Matrix& m) {
   }
   std::vector<std::uint8_t> bytes(lanes.size() * sizeof(float));
   std::memcpy(bytes.data(), lanes.data(), bytes.size());
+  return bytes;
+}
+
+/// bf16: for each pair of k the 16 rows, pairs side by side. Values have 8 significant bits at most.
+inline std::vector<std::uint8_t> pack_bf16(const Matrix& m) {
+  const std::size_t pairs = (static_cast<std::size_t>(m.k) + 1) / 2;
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>((m.n + 15) / 16) * pairs * 64, 0);
+  for (int row = 0; row < m.n; ++row) {
+    for (int c = 0; c < m.k; ++c) {
+      std::uint32_t bits;
+      std::memcpy(&bits, &m.values[row * m.k + c], sizeof bits);
+      const auto upper = static_cast<std::uint16_t>(bits >> 16);
+      std::memcpy(bytes.data() + ((row / 16 * pairs + c / 2) * 16 + row % 16) * 4 + c % 2 * 2, &upper, sizeof upper);
+    }
+  }
   return bytes;
 }
 
@@ -138,7 +153,7 @@ class TinyModel {
         file.add_floats(name, values);
       }
     }
-    for (const auto& [name, m] : matrices) file.add_bytes(name, format_of(name) == "q8_0" ? pack_q8_0(m) : pack_f32(m));
+    for (const auto& [name, m] : matrices) file.add_bytes(name, pack(m, format_of(name)));
     if (spec.one_qkv_segment) {
       for (int layer = 0; layer < spec.layers; ++layer) {
         const std::string l = "layers." + std::to_string(layer) + ".";
@@ -154,7 +169,7 @@ class TinyModel {
     return file.build(plan_text);
   }
 
-  /// Format of a matrix in the engine: f32 or q8_0.
+  /// Format of a matrix in the engine: f32, bf16 or q8_0.
   std::string format_of(const std::string& name) const {
     if (name.find(".experts.") != std::string::npos && !name.ends_with(".down")) return spec.expert_format;
     const bool chosen = name.ends_with(".v") || name.ends_with(".down");
@@ -179,6 +194,10 @@ class TinyModel {
   std::vector<float> inv_freq;
 
  private:
+  static std::vector<std::uint8_t> pack(const Matrix& m, const std::string& format) {
+    return format == "q8_0" ? pack_q8_0(m) : format == "bf16" ? pack_bf16(m) : pack_f32(m);
+  }
+
   void matrix(const std::string& name, int n, int k) {
     std::uniform_int_distribution<int> code(-127, 127);  // multiples of kQ8Scale: exact in every format used here
     Matrix m{n, k, std::vector<float>(static_cast<std::size_t>(n) * k)};

@@ -71,6 +71,10 @@ class Sampler {
   /// processor throws.
   TokenId sample(std::span<const float> logits, const SamplingContext& context);
 
+  /// The token that `sample` gives where there are no processors and no mask; kDamagedRow or kNothingAllowed where it
+  /// throws.
+  TokenId choose(std::span<const float> logits, const RowSampling& row, double typical_p = 1.0);
+
   /// Log-probabilities of `token` and of the `num_top` (≤ vocab_size) most likely tokens under softmax(logits), the
   /// normalizer summed in double precision.
   TokenLogprobs logprobs(std::span<const float> logits, TokenId token, std::int32_t num_top);
@@ -84,7 +88,8 @@ class Sampler {
 
   static bool more_likely(const Candidate& a, const Candidate& b);
   std::span<const float> process(std::span<const float> logits, const SamplingContext& context);
-  void collect_candidates(std::span<const float> logits, float max_logit, const SamplingParams& params);
+  void collect_candidates(std::span<const float> logits, float max_logit, const RowSampling& row);
+  void collect_top_k(std::span<const float> logits, float max_logit, const RowSampling& row);
   void keep_top_k(std::int32_t k);
   void keep_top_p(double top_p);
   void keep_typical(double typical_p);

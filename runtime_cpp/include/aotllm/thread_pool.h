@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -13,8 +14,9 @@ namespace aotllm {
 /// A fixed number of threads for fork-join regions with barriers inside, perhaps divided into teams that have barriers
 /// of their own. The calling thread is member 0.
 ///
-/// Waiting spins for some tens of microseconds, the distance between two ops, and then parks: an idle pool burns no
-/// CPU. Not thread-safe: one thread calls `parallel`, and regions do not nest.
+/// Waiting spins for some hundred microseconds, more than the distance between two ops or two steps, and then parks: an
+/// idle pool burns no CPU. Nobody is woken by a system call who is not parked. Not thread-safe: one thread calls
+/// `parallel`, and regions do not nest.
 class ThreadPool {
  public:
   /// Of `num_threads` ≥ 1 in all, the caller included, in 1 to `num_threads` teams of consecutive threads whose sizes
@@ -49,20 +51,41 @@ class ThreadPool {
   /// thread must call it the same number of times. Throws to unwind the region where another thread failed.
   void barrier() { wait_at(barriers_.front()); }
   /// The same among the threads of `team`, which is the caller's.
-  void barrier(int team) { wait_at(barriers_[barriers_.size() == 1 ? 0 : static_cast<std::size_t>(team) + 1]); }
+  void barrier(int team) { wait_at(barrier_of(team)); }
+
+  /// Inside a region: 0, 1, 2, … to whichever thread of `team` asks next, from 0 again after each barrier of the team
+  /// or of all. For work that is dealt out as threads get to it.
+  std::uint32_t next(int team) noexcept { return barrier_of(team).dealt.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   struct Job {
     void (*call)(void* task, int index, int count) = nullptr;
     void* task = nullptr;
   };
-  /// Counters on lines of their own: each is polled by many threads.
+  /// A number that goes up and is waited for. What was written before `advance` is visible after `wait_beyond`.
+  class Signal {
+   public:
+    std::uint32_t value() const noexcept { return value_.load(std::memory_order_acquire); }
+    void advance() noexcept;
+    /// Returns once the number is no longer `old`. Parks after `spin`.
+    void wait_beyond(std::uint32_t old, std::chrono::microseconds spin) noexcept;
+
+   private:
+    // On one line: who advances has it anyway and looks there for those who are parked.
+    alignas(64) std::atomic<std::uint32_t> value_{0};
+    std::atomic<std::uint32_t> parked_{0};
+  };
+  /// Counters on lines of their own: each is written by many threads while others poll.
   struct Barrier {
     alignas(64) std::atomic<std::uint32_t> arrived{0};
-    alignas(64) std::atomic<std::uint32_t> phase{0};  ///< its change is the reversal of the barrier's sense
+    alignas(64) std::atomic<std::uint32_t> dealt{0};  ///< by `next`
+    Signal phase;                                     ///< its change is the reversal of the barrier's sense
     std::uint32_t size = 0;
   };
 
+  Barrier& barrier_of(int team) noexcept {
+    return barriers_[barriers_.size() == 1 ? 0 : static_cast<std::size_t>(team) + 1];
+  }
   void wait_at(Barrier& barrier);
   void run(Job job);
   void work(int index);
@@ -71,7 +94,7 @@ class ThreadPool {
   void join() noexcept;
 
   const int num_threads_;
-  const int spins_;  ///< polls before parking; 0 where threads outnumber CPUs
+  const std::chrono::microseconds spin_;  ///< before parking; 0 where threads outnumber CPUs
   Job job_;
   std::exception_ptr error_;
   std::mutex error_mutex_;
@@ -80,8 +103,9 @@ class ThreadPool {
   std::vector<Member> members_;    ///< by thread
   std::vector<Barrier> barriers_;  ///< of all threads; then, where there are several teams, of each
 
-  alignas(64) std::atomic<std::uint32_t> generation_{0};  ///< of regions; its change starts the workers
-  alignas(64) std::atomic<std::uint32_t> running_{0};     ///< workers not yet done with the region
+  Signal generation_;                                  ///< of regions; its change starts the workers
+  alignas(64) std::atomic<std::uint32_t> running_{0};  ///< workers not yet done with the region
+  Signal done_;                                        ///< they all are
 
   std::vector<std::thread> threads_;
 };

@@ -11,5 +11,7 @@ void bind_adapter(pybind11::module_& module);
 void bind_runners(pybind11::module_& module);
 void bind_stats(pybind11::module_& module);
 void bind_manager(pybind11::module_& module);
+void bind_tokens(pybind11::module_& module);
+void bind_panels(pybind11::module_& module);
 
 }  // namespace aotllm

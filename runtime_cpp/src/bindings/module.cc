@@ -16,4 +16,6 @@ PYBIND11_MODULE(_runtime, module) {
   aotllm::bind_stats(module);
   aotllm::bind_constraint(module);
   aotllm::bind_manager(module);
+  aotllm::bind_tokens(module);
+  aotllm::bind_panels(module);
 }

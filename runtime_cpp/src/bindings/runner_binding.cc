@@ -90,6 +90,28 @@ class PyRunner {
     return to_array(std::move(outputs));
   }
 
+  /// Logits do not leave the runner.
+  std::vector<TokenId> next_tokens(const std::vector<std::vector<TokenId>>& tokens,
+                                   const std::vector<std::int32_t>& start_positions,
+                                   const std::vector<std::vector<BlockId>>& block_tables) {
+    check_length("start_positions", start_positions.size(), tokens.size());
+    check_length("block_tables", block_tables.size(), tokens.size());
+    if (!runner_->samples())
+      throw Error(ErrorKind::kInvalidRequest, "next_tokens: this engine's runner does not sample");
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    steps_.clear();
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      SequenceStep& sequence = steps_.emplace_back();
+      sequence.tokens = tokens[i];
+      sequence.start_position = start_positions[i];
+      sequence.block_tables.fill(block_tables[i]);
+      sequence.sampling.emplace();
+    }
+    runner_->step(steps_, outputs_);
+    return outputs_.tokens;
+  }
+
   void load_adapter(AdapterId id, const Adapter& adapter) {
     const py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
@@ -108,10 +130,16 @@ class PyRunner {
     return runner_->adapter_bytes();
   }
 
+ protected:
+  ModelRunner& runner() noexcept { return *runner_; }
+  std::mutex& mutex() noexcept { return mutex_; }
+
  private:
   std::unique_ptr<ModelRunner> runner_;
   std::int32_t num_blocks_;
   std::mutex mutex_;
+  std::vector<SequenceStep> steps_;
+  StepOutputs outputs_;
 };
 
 class PyCpuRunner : public PyRunner {
@@ -119,6 +147,33 @@ class PyCpuRunner : public PyRunner {
   PyCpuRunner(const std::string& rank_file, std::int32_t num_blocks, int num_threads)
       : PyRunner(std::make_unique<CpuRunner>(load_ranks(rank_file), CpuRunnerOptions{num_threads, nullptr}),
                  num_blocks) {}
+
+  void set_profiling(bool on) {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex());
+    cpu().set_profiling(on);
+  }
+
+  /// The fields of StepProfile, as a dict.
+  py::dict profile() {
+    StepProfile profile;
+    {
+      const py::gil_scoped_release release;
+      const std::lock_guard lock(mutex());
+      profile = cpu().profile();
+    }
+    py::list ops;
+    for (const OpProfile& op : profile.ops) {
+      ops.append(py::dict(py::arg("op") = op.op, py::arg("shape") = op.shape, py::arg("count") = op.count,
+                          py::arg("bytes") = op.bytes, py::arg("prepare_seconds") = op.prepare_seconds,
+                          py::arg("compute_seconds") = op.compute_seconds, py::arg("wait_seconds") = op.wait_seconds));
+    }
+    return py::dict(py::arg("steps") = profile.steps, py::arg("threads") = profile.threads,
+                    py::arg("seconds") = profile.seconds, py::arg("ops") = ops);
+  }
+
+ private:
+  CpuRunner& cpu() noexcept { return static_cast<CpuRunner&>(runner()); }
 };
 
 #ifdef AOTLLM_HAS_CUDA
@@ -161,13 +216,23 @@ void bind_runners(py::module_& module) {
           py::arg("logits"), py::arg("adapters") = std::vector<AdapterId>{},
           "One step over several sequences; `logits` per sequence: none | last | all; `adapters` per sequence: id of a "
           "loaded adapter, 0 = none. Returns [rows, vocab_size].")
+      .def("next_tokens", &PyRunner::next_tokens, py::arg("tokens"), py::arg("start_positions"),
+           py::arg("block_tables"),
+           "The most likely token behind each sequence, chosen where the logits are: no logits are given.")
       .def("load_adapter", &PyRunner::load_adapter, py::arg("adapter_id"), py::arg("adapter"))
       .def("unload_adapter", &PyRunner::unload_adapter, py::arg("adapter_id"))
       .def_property_readonly("adapter_bytes", &PyRunner::adapter_bytes);
 
   py::class_<PyCpuRunner, PyRunner>(module, "CpuRunner", "Runs engines of target cpu.")
       .def(py::init<const std::string&, std::int32_t, int>(), py::arg("rank_file"), py::arg("num_blocks"),
-           py::arg("num_threads") = 0, py::call_guard<py::gil_scoped_release>());
+           py::arg("num_threads") = 0, py::call_guard<py::gil_scoped_release>())
+      .def("set_profiling", &PyCpuRunner::set_profiling, py::arg("on"),
+           "Begins to take the times of ops, from zero, or ceases to.")
+      .def("profile", &PyCpuRunner::profile,
+           "Times since then, summed over steps and threads: steps, threads, seconds (of steps, not summed over "
+           "threads) "
+           "and for each kind and shape of op: op, shape, count (in a step), bytes (of its weights), prepare_seconds, "
+           "compute_seconds, wait_seconds.");
 
 #ifdef AOTLLM_HAS_CUDA
   py::class_<PyCudaRunner, PyRunner>(module, "CudaRunner", "Runs engines of target cuda.")

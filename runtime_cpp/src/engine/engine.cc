@@ -1,11 +1,13 @@
 #include "aotllm/engine.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 
 #include "engine/plan.h"
 #include "engine/safetensors.h"
+#include "support/free_memory.h"
 #include "support/mapped_file.h"
 #include "support/page_buffer.h"
 
@@ -26,6 +28,12 @@ ModelShape shape_of(const Plan& plan) {
     for (const int layer : group.layers) out.bytes_per_block += 2 * plan.kv.block_bytes(plan.kv.layers[layer]);
   }
   return shape;
+}
+
+/// Steps read all of a file: it is brought in and mapped at once, where it fits in what is free.
+void populate(const MappedFile& file) {
+  const std::optional<std::int64_t> free = free_memory();
+  if (!free || std::ssize(file.bytes()) <= *free) file.populate();
 }
 
 }  // namespace
@@ -52,7 +60,9 @@ struct Engine::Impl {
 Engine Engine::load(const std::string& rank_file) {
   MappedFile file(rank_file);
   const auto view = file.bytes();
-  return Engine(std::make_unique<const Impl>(std::move(file), view, rank_file));
+  auto impl = std::make_unique<const Impl>(std::move(file), view, rank_file);
+  if (impl->plan.target == Target::kCpu) populate(std::get<MappedFile>(impl->storage));
+  return Engine(std::move(impl));
 }
 
 Engine Engine::from_bytes(std::span<const std::uint8_t> bytes, const std::string& name) {

@@ -136,12 +136,17 @@ void read_kv(const JsonField& root, PlanReader& reader) {
     } else if (dtype.string() != "bf16") {
       dtype.fail("bf16 or fp8");
     }
-  } else if (dtype.string() == "f16") {
-    plan.kv.dtype = cpu::KvType::kF16;
+  } else if (dtype.string() == "int16") {
+    plan.kv.dtype = cpu::KvType::kI16;
   } else if (dtype.string() == "int8") {
     plan.kv.dtype = cpu::KvType::kI8;
+  } else if (dtype.string() == "f16") {  // of engines before int16
+    throw Error(ErrorKind::kEngineIncompatible,
+                cat(dtype.path(),
+                    ": the engine needs a float16 KV cache, this runtime has f32, int16 and int8; "
+                    "rebuild it with `aotllm build` of this version"));
   } else if (dtype.string() != "f32") {
-    dtype.fail("f32, f16 or int8");
+    dtype.fail("f32, int16 or int8");
   }
   const JsonField tokens = kv.at("tokens_per_block");
   plan.kv.tokens_per_block = static_cast<int>(tokens.integer(16, kMaxTokensPerBlock));
@@ -302,7 +307,11 @@ void read_linears(const JsonField& root, PlanReader& reader) {
     for (std::size_t i = 0; i < segments.size(); ++i) {
       LinearSegment segment = read_segment(segments[i], reader, linear);
       const cpu::Segment& weights = segment.weights;
-      (cpu::is_float_format(weights.format) ? linear.has_float : linear.has_block) = true;
+      if (weights.format == cpu::Format::kBF16) {
+        linear.has_bf16 = true;
+      } else {
+        (cpu::is_float_format(weights.format) ? linear.has_float : linear.has_block) = true;
+      }
       if (linear.n + weights.n > kMaxDimension) segments.fail(cat("at most ", kMaxDimension, " rows"));
       linear.n += weights.n;
       linear.panels += (weights.n + cpu::kPanelRows - 1) / cpu::kPanelRows;

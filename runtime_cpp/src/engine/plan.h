@@ -60,6 +60,7 @@ struct Linear {
   int k = 0;
   int panels = 0;
   bool has_float = false;  ///< some segment reads float activations
+  bool has_bf16 = false;   ///< some segment reads activations rounded to bfloat16
   bool has_block = false;  ///< some segment reads quantized activations
   std::vector<LinearSegment> segments;
   Matrix matrix;

@@ -8,6 +8,10 @@
 namespace aotllm {
 namespace {
 
+/// With as many rows for each thread, they are its own: weights are then read by all threads, and the time that takes
+/// is little beside that of the products.
+constexpr int kOwnRows = 32;
+
 std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
   std::vector<std::vector<QkvUnit>> units(plan.kv.layers.size());
   for (const Op& op : plan.ops) {
@@ -20,7 +24,15 @@ std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
 }  // namespace
 
 CpuRank::CpuRank(Engine engine, int num_threads)
-    : engine_(std::move(engine)), units_(layer_units(plan())), space_(plan(), units_, num_threads), lora_(plan()) {}
+    : engine_(std::move(engine)),
+      units_(layer_units(plan())),
+      space_(plan(), units_, num_threads),
+      lora_(plan()),
+      num_threads_(num_threads) {}
+
+void CpuRank::set_profiling(bool on) {
+  clocks_.assign(on ? static_cast<std::size_t>(num_threads_) : 0, OpClock(plan().ops.size()));
+}
 
 /// Takes over the residual stream, which the stage before has completed on all ranks.
 void CpuRank::receive(const Worker& worker, const CpuRank& before) const {
@@ -36,11 +48,16 @@ void CpuRank::run(const Step& step, std::span<const Workspace* const> spaces, co
   const StepContext context{plan(),     step.kernels, units_,      spaces,      space_,   kv_,
                             step.batch, lora_,        step.logits, step.hidden, step.pool};
   const ThreadPool::Member place = step.pool.member(thread);
-  const Worker worker{context, place.index, place.count, thread};
+  OpClock* clock = clocks_.empty() ? nullptr : &clocks_[static_cast<std::size_t>(place.index)];
+  const bool owns_rows = place.count > 1 && step.batch.rows() >= kOwnRows * place.count;
+  const Worker worker{context, place.index, place.count, thread, owns_rows, clock};
+  if (clock != nullptr) clock->begin(0);
   compute_rope(worker);
   if (before != nullptr) receive(worker, *before);
-  for (const Op& op : plan().ops) {
-    std::visit([&](const auto& o) { aotllm::run(worker, o); }, op);
+  for (std::size_t i = 0; i < plan().ops.size(); ++i) {
+    if (clock != nullptr) clock->begin(i);
+    std::visit([&](const auto& o) { aotllm::run(worker, o); }, plan().ops[i]);
+    if (clock != nullptr) clock->end();
   }
 }
 

@@ -10,6 +10,7 @@
 #include "runner/kv_pool.h"
 #include "runner/linear.h"
 #include "runner/lora.h"
+#include "runner/op_clock.h"
 #include "runner/ops.h"
 #include "runner/step_batch.h"
 #include "runner/workspace.h"
@@ -30,11 +31,16 @@ class CpuRank {
   KvPool& kv() noexcept { return kv_; }
   const KvPool& kv() const noexcept { return kv_; }
 
+  /// Begins to take the times of ops, anew, or ceases to.
+  void set_profiling(bool on);
+  /// Adds those taken since then.
+  void add_profile(std::vector<OpProfile>& ops) const { add_times(plan(), clocks_, ops); }
+
   /// What the ranks of a step share.
   struct Step {
     const cpu::Kernels& kernels;
     const StepBatch& batch;
-    float* logits;
+    StepLogits& logits;
     float* hidden;
     ThreadPool& pool;
   };
@@ -51,6 +57,8 @@ class CpuRank {
   Workspace space_;
   Lora lora_;
   KvPool kv_;
+  int num_threads_;
+  mutable std::vector<OpClock> clocks_;  ///< by thread, each written by its own; empty = not profiled
 };
 
 }  // namespace aotllm

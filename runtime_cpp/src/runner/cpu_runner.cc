@@ -1,6 +1,8 @@
 #include "aotllm/cpu_runner.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <utility>
 
 #include "aotllm/errors.h"
@@ -58,7 +60,8 @@ struct CpuRunner::Impl {
         shape(shape_of(engines)),
         tp(engines.front().plan().tp_size),
         pool(resolve_threads(options.num_threads, tp), tp),
-        batch(shape) {
+        batch(shape),
+        logits(shape, pool.num_threads()) {
     for (Engine& engine : engines) {
       ranks.push_back(std::make_unique<CpuRank>(std::move(engine), (pool.num_threads() + tp - 1) / tp));
       spaces.push_back(&ranks.back()->space());
@@ -67,18 +70,20 @@ struct CpuRunner::Impl {
 
   const CpuRank& first() const noexcept { return *ranks.front(); }
   /// The stages one after the other, on one thread.
-  void run(const CpuRank::Step& step, int thread) const;
+  void run(const CpuRank::Step& step, int thread);
 
   const cpu::Kernels& kernels;
   ModelShape shape;
   int tp;           ///< ranks of a stage
   ThreadPool pool;  ///< a team for each of them; the stages take turns
   StepBatch batch;
+  StepLogits logits;
   std::vector<std::unique_ptr<CpuRank>> ranks;  ///< [stage, rank of the stage]
   std::vector<const Workspace*> spaces;         ///< of the ranks
+  std::optional<StepProfile> profile;           ///< steps and their seconds; the ranks have the ops
 };
 
-void CpuRunner::Impl::run(const CpuRank::Step& step, int thread) const {
+void CpuRunner::Impl::run(const CpuRank::Step& step, int thread) {
   const auto size = static_cast<std::size_t>(tp);
   const auto team = static_cast<std::size_t>(pool.member(thread).team);
   const CpuRank* before = nullptr;
@@ -86,6 +91,10 @@ void CpuRunner::Impl::run(const CpuRank::Step& step, int thread) const {
     const CpuRank* rank = ranks[stage + team].get();
     rank->run(step, std::span(spaces).subspan(stage, size), before, thread);
     before = rank;
+  }
+  if (logits.waits()) {
+    pool.barrier();
+    logits.draw(thread);
   }
 }
 
@@ -137,13 +146,32 @@ void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outpu
   Impl& impl = *impl_;
   impl.batch.assign(sequences, kv_allocation().device_blocks);
   for (const auto& rank : impl.ranks) rank->lora().assign(sequences);
-  outputs.vocab_size = impl.shape.vocab_size;
-  outputs.logits.resize(impl.batch.logit_rows().size() * static_cast<std::size_t>(outputs.vocab_size));
+  impl.logits.assign(sequences, outputs);
   outputs.hidden_size = impl.shape.hidden_size;
   outputs.hidden.resize(impl.batch.hidden_rows().size() * static_cast<std::size_t>(outputs.hidden_size));
 
-  const CpuRank::Step step{impl.kernels, impl.batch, outputs.logits.data(), outputs.hidden.data(), impl.pool};
+  const CpuRank::Step step{impl.kernels, impl.batch, impl.logits, outputs.hidden.data(), impl.pool};
+  const auto begin = std::chrono::steady_clock::now();
   impl.pool.parallel([&](int thread, int /*count*/) { impl.run(step, thread); });
+  impl.logits.finish(outputs);
+  if (impl.profile) {
+    ++impl.profile->steps;
+    impl.profile->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+}
+
+void CpuRunner::set_profiling(bool on) {
+  impl_->profile.reset();
+  if (on) impl_->profile = StepProfile{0, num_threads(), 0.0, {}};
+  for (const auto& rank : impl_->ranks) rank->set_profiling(on);
+}
+
+StepProfile CpuRunner::profile() const {
+  StepProfile profile = impl_->profile.value_or(StepProfile{});
+  if (impl_->profile) {
+    for (const auto& rank : impl_->ranks) rank->add_profile(profile.ops);
+  }
+  return profile;
 }
 
 }  // namespace aotllm

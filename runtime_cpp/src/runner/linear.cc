@@ -49,11 +49,8 @@ void for_each_head_group(const Linear& linear, int count, int head_dim, std::ini
 cpu::Activations rows_from(const cpu::Activations& a, int row, int k) {
   cpu::Activations from = a;
   if (a.x != nullptr) from.x += row * a.x_stride;
-  if (a.q != nullptr) {
-    from.q += std::ptrdiff_t{row} * k;
-    from.scales += std::ptrdiff_t{row} * (k / cpu::kActivationBlock);
-    from.sums += std::ptrdiff_t{row} * (k / 16);
-  }
+  if (a.blocks != nullptr) from.blocks += row * cpu::activation_stride(k);
+  if (a.bf16 != nullptr) from.bf16 += row * cpu::bf16_stride(k);
   return from;
 }
 
@@ -86,25 +83,22 @@ std::vector<QkvUnit> qkv_units(const Linear& linear, const Heads& heads) {
   };
 
   if (!is_panel_boundary(linear, k_row) || !is_panel_boundary(linear, v_row)) {
-    QkvUnit all{0, heads.num_heads, 0, heads.num_kv_heads, linear.n, 0, {}};
+    QkvUnit all{0, heads.num_heads, 0, heads.num_kv_heads, linear.n, {}};
     all.products = {product(0, linear.n, 0)};
     units.push_back(std::move(all));
     return units;
   }
-  int before = 0;
   for_each_head_group(linear, heads.num_heads, heads.head_dim, {0}, [&](int begin, int end) {
-    QkvUnit unit{begin, end, 0, 0, (end - begin) * heads.head_dim, before, {}};
+    QkvUnit unit{begin, end, 0, 0, (end - begin) * heads.head_dim, {}};
     unit.products = {product(begin * heads.head_dim, end * heads.head_dim, 0)};
-    before += unit.columns;
     units.push_back(std::move(unit));
   });
   for_each_head_group(linear, heads.num_kv_heads, heads.head_dim, {k_row, v_row}, [&](int begin, int end) {
     const int width = (end - begin) * heads.head_dim;
     const int first = begin * heads.head_dim;
-    QkvUnit unit{0, 0, begin, end, 2 * width, before, {}};
+    QkvUnit unit{0, 0, begin, end, 2 * width, {}};
     unit.products = {product(k_row + first, k_row + first + width, 0),
                      product(v_row + first, v_row + first + width, width)};
-    before += unit.columns;
     units.push_back(std::move(unit));
   });
   return units;

@@ -34,7 +34,6 @@ struct QkvUnit {
   int kv_begin = 0;  ///< KV heads; columns of K after those of Q, columns of V after those of K
   int kv_end = 0;
   int columns = 0;
-  int columns_before = 0;  ///< of the units before this one: the weight by which units are split among threads
   std::vector<Product> products;
 };
 

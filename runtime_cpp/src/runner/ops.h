@@ -10,8 +10,10 @@
 #include "runner/kv_pool.h"
 #include "runner/linear.h"
 #include "runner/lora.h"
+#include "runner/op_clock.h"
 #include "runner/partition.h"
 #include "runner/step_batch.h"
+#include "runner/step_logits.h"
 #include "runner/workspace.h"
 
 namespace aotllm {
@@ -26,8 +28,8 @@ struct StepContext {
   const KvPool& kv;
   const StepBatch& batch;
   const Lora& lora;
-  float* logits;  ///< [logit rows, vocab_size], of all ranks together
-  float* hidden;  ///< [hidden rows, hidden_size], written by rank 0
+  StepLogits& logits;  ///< of all ranks together
+  float* hidden;       ///< [hidden rows, hidden_size], written by rank 0
   ThreadPool& pool;
 
   bool has_ranks() const noexcept { return spaces.size() > 1; }
@@ -41,12 +43,25 @@ struct Worker {
   int index;  ///< among the threads of the rank
   int count;
   int thread;  ///< among those of all ranks
+  /// Rows are many: each thread does all that concerns its own from op to op and finds in its caches what it wrote. Few
+  /// rows are everybody's, and panels of weights are split.
+  bool owns_rows;
+  OpClock* clock = nullptr;  ///< where the step is profiled
 
   const ThreadSpace& own() const noexcept { return step.space.thread(index); }
   /// Of the rank.
-  void barrier() const { step.pool.barrier(step.plan.tp_rank); }
+  void barrier() const {
+    const PartScope wait(clock, StepPart::kWait);
+    step.pool.barrier(step.plan.tp_rank);
+  }
   /// Of all ranks.
-  void meet() const { step.pool.barrier(); }
+  void meet() const {
+    const PartScope wait(clock, StepPart::kWait);
+    step.pool.barrier();
+  }
+  Range own_rows() const noexcept { return split(step.batch.rows(), index, count); }
+  /// 0, 1, 2, … to whichever thread of the rank asks next, until their next barrier.
+  std::uint32_t next() const noexcept { return step.pool.next(step.plan.tp_rank); }
   /// This thread's share of what all ranks do together.
   Range common_share(std::int64_t items) const noexcept { return split(items, thread, step.pool.num_threads()); }
 };
@@ -64,9 +79,10 @@ struct Input {
   bool copied() const noexcept { return !norm.empty() || !pick.empty(); }
 };
 
-/// Normalizes and quantizes an op's input, once per distinct row, in the forms that its `linears` read. A single row is
-/// prepared by every thread for itself (cheaper than a barrier); more rows are shared out and end with a barrier. Where
-/// rows have an adapter that updates the linears, its A · x is computed, too, with a barrier more for few rows.
+/// Normalizes, rounds and quantizes an op's input, once per distinct row, in the forms that its `linears` read. A
+/// single row is prepared by every thread for itself (cheaper than a barrier), as are its own ones; other rows are
+/// shared out and end with a barrier. Where rows have an adapter that updates the linears, its A · x is computed, too,
+/// with a barrier more for few rows.
 cpu::Activations prepare(const Worker& worker, const Input& input, std::initializer_list<int> linears);
 
 /// The products of a tile of linear `linear`, as `multiply`, with what adapters add to them.

@@ -13,6 +13,12 @@ inline constexpr int kTileRows = 32;
 inline constexpr int kTilePanels = 4;
 inline constexpr int kTileWidth = kTilePanels * cpu::kPanelRows;
 
+/// Of the tiles that a linear is cut to.
+struct TileShape {
+  int rows = kTileRows;
+  int panels = kTilePanels;
+};
+
 struct Range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -23,8 +29,8 @@ inline Range split(std::int64_t items, int index, int count) {
   return {items * index / count, items * (index + 1) / count};
 }
 
-inline int row_tiles(int rows) {
-  return (rows + kTileRows - 1) / kTileRows;
+inline int row_tiles(int rows, int tile_rows) {
+  return (rows + tile_rows - 1) / tile_rows;
 }
 
 /// Panels of `rows` rows of weights.
@@ -42,23 +48,34 @@ struct Tile {
   int rows() const noexcept { return row_end - row_begin; }
 };
 
-/// Calls visit(tile) for a thread's share of panels × rows. Panels are split first; the row tiles of one panel are
-/// divided only where a share ends. Tiles change who computes a value, never the value.
+/// Calls visit(tile) for the part [at, end) of panels × row tiles, numbered by panel, then by tile. Tiles change who
+/// computes a value, never the value.
 template <class Visit>
-void for_each_tile(int panels, int rows, int index, int count, Visit&& visit) {
-  const std::int64_t tiles = row_tiles(rows);
-  auto [at, end] = split(panels * tiles, index, count);
+void for_each_tile(int panels, int rows, TileShape shape, Range part, Visit&& visit) {
+  const std::int64_t tiles = row_tiles(rows, shape.rows);
+  auto [at, end] = part;
   while (at < end) {
     const int panel = static_cast<int>(at / tiles);
     const std::int64_t first = at % tiles;
-    const std::int64_t whole = first == 0 ? (end - at) / tiles : 0;  // panels of which all rows are in the share
-    const int width = static_cast<int>(std::clamp<std::int64_t>(whole, 1, kTilePanels));
+    const std::int64_t whole = first == 0 ? (end - at) / tiles : 0;  // panels of which all rows are in the part
+    const int width = static_cast<int>(std::clamp<std::int64_t>(whole, 1, std::min(shape.panels, panels - panel)));
     const std::int64_t last = std::min(tiles, first + (end - at));
     for (std::int64_t t = first; t < last; ++t) {
-      const int row_begin = static_cast<int>(t) * kTileRows;
-      visit(Tile{panel, panel + width, row_begin, std::min(rows, row_begin + kTileRows)});
+      const int row_begin = static_cast<int>(t) * shape.rows;
+      visit(Tile{panel, panel + width, row_begin, std::min(rows, row_begin + shape.rows)});
     }
     at += whole > 0 ? width * tiles : last - first;
+  }
+}
+
+/// Calls visit(begin, end) for tiles of about as many rows each, at most `tile_rows`: 35 = 18 + 17, not 32 + 3.
+template <class Visit>
+void for_each_row_tile(Range rows, int tile_rows, Visit&& visit) {
+  const std::int64_t count = rows.end - rows.begin;
+  const int tiles = row_tiles(static_cast<int>(count), tile_rows);
+  for (int t = 0; t < tiles; ++t) {
+    const Range part = split(count, t, tiles);
+    visit(static_cast<int>(rows.begin + part.begin), static_cast<int>(rows.begin + part.end));
   }
 }
 

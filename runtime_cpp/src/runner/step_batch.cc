@@ -20,6 +20,7 @@ StepBatch::StepBatch(const ModelShape& shape) : shape_(shape) {
   tokens_.reserve(rows);
   positions_.reserve(rows);
   sequences_.reserve(rows);
+  sequence_ends_.reserve(rows);
   logit_rows_.reserve(rows);
   hidden_rows_.reserve(rows);
 }
@@ -37,8 +38,8 @@ void StepBatch::check(const SequenceStep& sequence, std::size_t index) const {
   }
 }
 
-// Attention reads K in tiles of 16 tokens and V by the token, both of blocks that hold a visible token only: a tile
-// never reaches over a block. So exactly the entries from the first token's window to the last token are looked at.
+// Attention reads K and V in parts of 16 tokens, which never reach over a block, of which the step sees a token. So
+// exactly the entries from the first token's window to the last token are looked at.
 void StepBatch::check_blocks(const SequenceStep& sequence, std::size_t index, int group,
                              std::int32_t num_blocks) const {
   const std::span<const BlockId> table = sequence.block_tables[group];
@@ -67,6 +68,7 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCount
   tokens_.clear();
   positions_.clear();
   sequences_.clear();
+  sequence_ends_.clear();
   logit_rows_.clear();
   hidden_rows_.clear();
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -80,6 +82,7 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCount
     for (int group = 0; group < static_cast<int>(shape_.kv_groups.size()); ++group) {
       check_blocks(sequence, i, group, num_blocks[group]);
     }
+    sequence_ends_.insert(sequence_ends_.end(), length, static_cast<std::int32_t>(tokens_.size() + length));
     for (std::size_t t = 0; t < length; ++t) {
       const bool last = t + 1 == length;
       if (sequence.logits == LogitsMode::kAll || (sequence.logits == LogitsMode::kLast && last)) {

@@ -20,6 +20,8 @@ class StepBatch {
   int rows() const noexcept { return static_cast<int>(tokens_.size()); }
   TokenId token(int row) const noexcept { return tokens_[row]; }
   std::int32_t position(int row) const noexcept { return positions_[row]; }
+  /// The row after the last one of `row`'s sequence; rows of a sequence stand together, in order of positions.
+  int sequence_end(int row) const noexcept { return sequence_ends_[row]; }
   AdapterId adapter(int row) const noexcept { return sequences_[row]->adapter; }
   /// Of the row's sequence in a KV group; entries that no row of the sequence sees in this group may be anything.
   const BlockId* block_table(int row, int group) const noexcept { return sequences_[row]->block_tables[group].data(); }
@@ -36,6 +38,7 @@ class StepBatch {
   std::vector<TokenId> tokens_;
   std::vector<std::int32_t> positions_;
   std::vector<const SequenceStep*> sequences_;  ///< of each row
+  std::vector<std::int32_t> sequence_ends_;     ///< likewise
   std::vector<std::int32_t> logit_rows_;
   std::vector<std::int32_t> hidden_rows_;
 };

@@ -1,5 +1,6 @@
 #include "aotllm/thread_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -13,7 +14,12 @@
 namespace aotllm {
 namespace {
 
-constexpr int kSpins = 2000;  // about 50 µs of pauses
+// Threads of a step wait for each other some microseconds: one that is late by more has lost its CPU to something else,
+// and gets another one when who waits for it parks. Workers wait for the next step about as long as it takes to give
+// out the tokens of this one. To park and be woken takes some fifty microseconds.
+constexpr std::chrono::microseconds kSpinInStep{60};
+constexpr std::chrono::microseconds kSpin{300};
+constexpr int kPollsPerLook = 32;  // at the clock
 
 /// Unwinds a region whose other thread failed; never leaves the pool.
 struct RegionAborted {};
@@ -22,18 +28,6 @@ void pause() {
 #if defined(__x86_64__)
   _mm_pause();
 #endif
-}
-
-/// Waits until `value` is no longer `old`; returns the new one.
-std::uint32_t wait_for_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, int spins) {
-  for (int i = 0; i < spins; ++i) {
-    if (const auto now = value.load(std::memory_order_acquire); now != old) return now;
-    pause();
-  }
-  for (;;) {
-    if (const auto now = value.load(std::memory_order_acquire); now != old) return now;
-    value.wait(old, std::memory_order_acquire);
-  }
 }
 
 int checked(int num_threads, int num_teams) {
@@ -46,9 +40,36 @@ int checked(int num_threads, int num_teams) {
 
 }  // namespace
 
+void ThreadPool::Signal::advance() noexcept {
+  // Both in one total order with what `wait_beyond` does: either the parked thread is seen here, or it sees the new
+  // value before it sleeps.
+  value_.fetch_add(1, std::memory_order_seq_cst);
+  if (parked_.load(std::memory_order_seq_cst) != 0) value_.notify_all();
+}
+
+void ThreadPool::Signal::wait_beyond(std::uint32_t old, std::chrono::microseconds spin) noexcept {
+  const auto poll = [&] {
+    for (int i = 0; i < kPollsPerLook; ++i) {
+      if (value() != old) return true;
+      pause();
+    }
+    return value() != old;
+  };
+  if (spin.count() > 0) {
+    if (poll()) return;  // as a rule, before there is a clock to look at
+    const auto until = std::chrono::steady_clock::now() + spin;
+    do {
+      if (poll()) return;
+    } while (std::chrono::steady_clock::now() < until);
+  }
+  parked_.fetch_add(1, std::memory_order_seq_cst);
+  while (value_.load(std::memory_order_seq_cst) == old) value_.wait(old, std::memory_order_seq_cst);
+  parked_.fetch_sub(1, std::memory_order_relaxed);
+}
+
 ThreadPool::ThreadPool(int num_threads, int num_teams)
     : num_threads_(checked(num_threads, num_teams)),
-      spins_(num_threads <= default_num_threads() ? kSpins : 0),
+      spin_(num_threads <= default_num_threads() ? kSpin : std::chrono::microseconds(0)),
       barriers_(num_teams == 1 ? 1 : static_cast<std::size_t>(num_teams) + 1) {
   barriers_.front().size = static_cast<std::uint32_t>(num_threads);
   for (int team = 0; team < num_teams; ++team) {
@@ -71,33 +92,36 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::join() noexcept {
-  stop_ = true;  // published by the release of the new generation
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  stop_ = true;  // published by the new generation
+  generation_.advance();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void ThreadPool::work(int index) {
-  std::uint32_t seen = 0;
-  for (;;) {
-    seen = wait_for_change(generation_, seen, spins_);
+  for (std::uint32_t seen = 0;; ++seen) {
+    generation_.wait_beyond(seen, spin_);
     if (stop_) return;
     execute(index);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.advance();
   }
 }
 
 void ThreadPool::run(Job job) {
   job_ = job;
   failed_.store(false, std::memory_order_relaxed);
-  for (Barrier& barrier : barriers_) barrier.arrived.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<std::uint32_t>(num_threads_ - 1), std::memory_order_relaxed);
-  if (num_threads_ > 1) {
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
+  for (Barrier& barrier : barriers_) {
+    barrier.arrived.store(0, std::memory_order_relaxed);
+    barrier.dealt.store(0, std::memory_order_relaxed);
   }
-  execute(0);
-  for (auto left = running_.load(std::memory_order_acquire); left != 0;) left = wait_for_change(running_, left, spins_);
+  if (num_threads_ == 1) {
+    execute(0);
+  } else {
+    running_.store(static_cast<std::uint32_t>(num_threads_ - 1), std::memory_order_relaxed);
+    const std::uint32_t before = done_.value();
+    generation_.advance();
+    execute(0);
+    done_.wait_beyond(before, std::min(spin_, kSpinInStep));
+  }
   if (failed_.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
@@ -117,22 +141,23 @@ void ThreadPool::fail(std::exception_ptr error) noexcept {
     if (!error_) error_ = std::move(error);
   }
   failed_.store(true, std::memory_order_release);
-  for (Barrier& barrier : barriers_) {  // releases those who wait there
-    barrier.phase.fetch_add(1, std::memory_order_acq_rel);
-    barrier.phase.notify_all();
-  }
+  for (Barrier& barrier : barriers_) barrier.phase.advance();  // releases those who wait there
 }
 
 void ThreadPool::wait_at(Barrier& barrier) {
-  if (barrier.size == 1 && !failed_.load(std::memory_order_acquire)) return;
-  const auto phase = barrier.phase.load(std::memory_order_acquire);
+  const std::uint32_t phase = barrier.phase.value();
+  // A thread that fails sets the flag, then ends the phase: who has read the phase before sees it end, who reads it now
+  // sees the flag.
   if (failed_.load(std::memory_order_acquire)) throw RegionAborted{};
   if (barrier.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == barrier.size) {
     barrier.arrived.store(0, std::memory_order_relaxed);
-    barrier.phase.fetch_add(1, std::memory_order_release);
-    barrier.phase.notify_all();
+    barrier.dealt.store(0, std::memory_order_relaxed);
+    if (&barrier == barriers_.data()) {
+      for (Barrier& team : barriers_) team.dealt.store(0, std::memory_order_relaxed);
+    }
+    if (barrier.size > 1) barrier.phase.advance();
   } else {
-    wait_for_change(barrier.phase, phase, spins_);
+    barrier.phase.wait_beyond(phase, std::min(spin_, kSpinInStep));
     if (failed_.load(std::memory_order_acquire)) throw RegionAborted{};
   }
 }

@@ -10,12 +10,11 @@
 
 namespace aotllm {
 
-/// Normalized and quantized rows of one op's input, dense in the op's own k.
+/// Normalized, rounded and quantized rows of one op's input, dense in the op's own k.
 struct ActivationRows {
-  float* x = nullptr;            ///< [rows, k]
-  std::int8_t* q = nullptr;      ///< [rows, k]
-  float* scales = nullptr;       ///< [rows, k / 16]
-  std::int32_t* sums = nullptr;  ///< [rows, k / 16]
+  float* x = nullptr;                      ///< [rows, k]
+  cpu::ActivationBlock* blocks = nullptr;  ///< [rows, activation_stride(k)]
+  std::uint16_t* bf16 = nullptr;           ///< [rows, cpu::bf16_stride(k)]
 };
 
 /// Memory of one thread.
@@ -35,6 +34,13 @@ struct ExpertSpace {
   ActivationRows gated;             ///< [slots, neurons]
 };
 
+/// What paged_attention needs where threads share the ranges of some rows' context.
+struct AttentionSpace {
+  float* partials = nullptr;        ///< [num_threads - 1, partial_floats]: of the calls that several threads share
+  std::int64_t partial_floats = 0;  ///< of all ranges of such a call
+  std::int32_t* done = nullptr;     ///< [num_threads - 1]: ranges of such a call that are done; 0 between ops
+};
+
 /// Everything that a step writes besides the logits and the KV pool: the arena of the plan's buffers and what the ops
 /// need inside. Sized from the plan and allocated once.
 class Workspace {
@@ -52,6 +58,7 @@ class Workspace {
   float* cos(int table) const noexcept { return cos_[table]; }
   float* sin(int table) const noexcept { return sin_[table]; }
   const ExpertSpace& experts() const noexcept { return experts_; }
+  const AttentionSpace& attention() const noexcept { return attention_; }
   const ThreadSpace& thread(int index) const noexcept { return threads_[index]; }
 
  private:
@@ -62,6 +69,7 @@ class Workspace {
   std::vector<float*> cos_;
   std::vector<float*> sin_;
   ExpertSpace experts_;
+  AttentionSpace attention_;
   std::vector<ThreadSpace> threads_;
 };
 

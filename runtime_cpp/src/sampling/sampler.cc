@@ -6,32 +6,41 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "sampling/best_token.h"
 #include "sampling/nothing_allowed.h"
 #include "sampling/philox.h"
+#include "sampling/row_sampling.h"
 #include "sampling/token_mask.h"
 
 namespace aotllm {
 namespace {
 
-/// Index of the largest logit, the lowest among equals. Throws where a logit is NaN or +inf, or all are -inf; the
-/// latter is the fault of the request if its logits are `constrained`.
-std::size_t checked_argmax(std::span<const float> logits, bool constrained = false) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  std::size_t best = 0;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (!(logits[i] < kInfinity)) {  // true of NaN too
-      throw Error(ErrorKind::kInternal, "the logit of token " + std::to_string(i) + " is " +
-                                            (std::isnan(logits[i]) ? "NaN" : "+inf") +
-                                            "; the engine or its weights are damaged");
-    }
-    if (logits[i] > logits[best]) {
-      best = i;
-    }
-  }
-  if (logits.empty() || logits[best] == -kInfinity) {
-    throw nothing_allowed(constrained);
-  }
-  return best;
+/// The largest `top_k` for which candidates are picked from the logits one by one: beyond it, to sort them all is as
+/// good.
+constexpr std::int32_t kMaxPicked = 1024;
+
+/// Least (logit - maximum) / temperature of a candidate: what min_p asks for, or what a draw can hit at all.
+double lowest_scaled(std::size_t vocab_size, const RowSampling& row) {
+  const double unreachable = -53.0 * std::log(2.0) - std::log(static_cast<double>(vocab_size));
+  return std::max(unreachable, std::log(static_cast<double>(row.min_p)));
+}
+
+/// What is wrong with a row that gave no token: `constrained` logits that are all -inf are the fault of the request.
+[[noreturn]] void refuse(std::span<const float> logits, TokenId reason, bool constrained) {
+  if (reason == kNothingAllowed) throw nothing_allowed(constrained);
+  const auto damaged =
+      std::ranges::find_if(logits, [](float logit) { return !(logit < std::numeric_limits<float>::infinity()); });
+  throw Error(ErrorKind::kInternal, "the logit of token " + std::to_string(damaged - logits.begin()) + " is " +
+                                        (std::isnan(*damaged) ? "NaN" : "+inf") +
+                                        "; the engine or its weights are damaged");
+}
+
+/// Index of the largest logit, the lowest among equals. Throws where a logit is NaN or +inf, or all are -inf.
+std::size_t checked_argmax(std::span<const float> logits) {
+  BestToken best;
+  best.take(logits, 0);
+  if (best.token() < 0) refuse(logits, best.token(), false);
+  return static_cast<std::size_t>(best.id);
 }
 
 }  // namespace
@@ -46,22 +55,32 @@ TokenId Sampler::sample(std::span<const float> logits, const SamplingContext& co
   if (constrained) {
     logits = process(logits, context);
   }
-  const std::size_t best = checked_argmax(logits, constrained);
-  const SamplingParams& params = context.params;
-  if (params.temperature == 0.0) {
-    return static_cast<TokenId>(best);
+  RowSampling row = row_sampling(context.params);
+  row.seed = context.seed;
+  row.position = static_cast<std::uint32_t>(context.tokens.size());
+  row.sequence_index = context.sequence_index;
+  const TokenId token = choose(logits, row, context.params.typical_p);
+  if (token < 0) refuse(logits, token, constrained);
+  return token;
+}
+
+TokenId Sampler::choose(std::span<const float> logits, const RowSampling& row, double typical_p) {
+  BestToken best;
+  best.take(logits, 0);
+  if (best.token() < 0 || row.temperature == 0.0F) return best.token();
+  if (row.top_k > 0 && row.top_k <= kMaxPicked) {
+    collect_top_k(logits, best.logit, row);
+  } else {
+    collect_candidates(logits, best.logit, row);
+    if (row.top_k > 0) keep_top_k(row.top_k);
   }
-  collect_candidates(logits, logits[best], params);
-  if (params.top_k > 0) {
-    keep_top_k(params.top_k);
+  if (row.top_p < 1.0F) {
+    keep_top_p(row.top_p);
   }
-  if (params.top_p < 1.0) {
-    keep_top_p(params.top_p);
+  if (typical_p < 1.0) {
+    keep_typical(typical_p);
   }
-  if (params.typical_p < 1.0) {
-    keep_typical(params.typical_p);
-  }
-  return draw(uniform_draw(context.seed, static_cast<std::uint32_t>(context.tokens.size()), context.sequence_index));
+  return draw(uniform_draw(row.seed, row.position, row.sequence_index));
 }
 
 /// A copy of `logits` after the mask, the constraints and the penalties.
@@ -84,16 +103,42 @@ bool Sampler::more_likely(const Candidate& a, const Candidate& b) {
 
 /// Candidates in order of ids: those that min_p leaves, and that a draw can hit at all. The tokens left out for the
 /// latter have a probability of at most 2^-53 all together, which is the resolution of a draw.
-void Sampler::collect_candidates(std::span<const float> logits, float max_logit, const SamplingParams& params) {
-  const double unreachable = -53.0 * std::log(2.0) - std::log(static_cast<double>(logits.size()));
-  const double lowest = std::max(unreachable, std::log(params.min_p));
+void Sampler::collect_candidates(std::span<const float> logits, float max_logit, const RowSampling& row) {
+  const double lowest = lowest_scaled(logits.size(), row);
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double scaled = (static_cast<double>(logits[i]) - max_logit) / params.temperature;
+    const double scaled = (static_cast<double>(logits[i]) - max_logit) / row.temperature;
     if (scaled >= lowest) {
       candidates_.push_back({logits[i], static_cast<TokenId>(i), std::exp(scaled)});
     }
   }
+}
+
+/// The k most likely of those candidates, most likely first: the same that `collect_candidates` and `keep_top_k` leave,
+/// as less likely ones cannot push out others. Exponentials are taken of these alone.
+void Sampler::collect_top_k(std::span<const float> logits, float max_logit, const RowSampling& row) {
+  const auto k = static_cast<std::size_t>(row.top_k);
+  candidates_.clear();  // a heap, the least likely on top
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    // Ids ascend: among equals, those that are here are the more likely ones.
+    if (candidates_.size() == k && !(logits[i] > candidates_.front().logit)) continue;
+    if (candidates_.size() == k) {
+      std::ranges::pop_heap(candidates_, more_likely);
+      candidates_.pop_back();
+    }
+    candidates_.push_back({logits[i], static_cast<TokenId>(i), 0.0});
+    std::ranges::push_heap(candidates_, more_likely);
+  }
+  std::ranges::sort_heap(candidates_, more_likely);
+  const double lowest = lowest_scaled(logits.size(), row);
+  std::size_t count = 0;
+  for (Candidate& candidate : candidates_) {
+    const double scaled = (static_cast<double>(candidate.logit) - max_logit) / row.temperature;
+    if (!(scaled >= lowest)) break;  // nor do those that follow
+    candidate.weight = std::exp(scaled);
+    ++count;
+  }
+  candidates_.resize(count);
 }
 
 /// Leaves the k most likely, most likely first.

@@ -17,6 +17,10 @@ class MappedFile {
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
 
+  /// Reads what is not in memory and maps all pages at once, in place of one fault for every few of them when they are
+  /// first touched. Where the kernel cannot, nothing happens.
+  void populate() const noexcept;
+
   std::span<const std::uint8_t> bytes() const noexcept { return {data_, size_}; }
 
  private:

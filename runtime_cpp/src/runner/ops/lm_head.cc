@@ -2,6 +2,7 @@
 
 #include "runner/ops.h"
 #include "runner/partition.h"
+#include "runner/share.h"
 
 namespace aotllm {
 namespace {
@@ -34,18 +35,20 @@ void run(const Worker& worker, const LmHeadOp& op) {
   const int num_rows = static_cast<int>(rows.size());
   const cpu::Activations a =
       prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, rows, num_rows}, {op.linear});
-  const std::ptrdiff_t stride = step.plan.vocab_size;
+  float* products = worker.own().tile;  // [rows, width] of the tile
   const auto run_tile = [&](const Tile& tile) {
     const int column = row_of_panel(linear, tile.panel_begin);
     const int width = row_of_panel(linear, tile.panel_end) - column;
-    float* y = step.logits + tile.row_begin * stride + step.plan.vocab_begin() + column;
-    multiply(step.kernels, linear, a, tile, y, stride);
-    for (int row = tile.row_begin; row < tile.row_end; ++row, y += stride) {
+    float* y = products;
+    multiply(step.kernels, linear, a, tile, y, width);
+    for (int row = tile.row_begin; row < tile.row_end; ++row, y += width) {
       if (!op.bias.empty()) step.kernels.add(y, op.bias.data() + column, width, y);
       if (op.softcap > 0.0f) step.kernels.softcap(y, width, op.softcap);
+      step.logits.take(worker.thread, row, step.plan.vocab_begin() + column, {y, static_cast<std::size_t>(width)});
     }
   };
-  for_each_tile(linear.panels, num_rows, worker.index, worker.count, run_tile);
+  // Panels are split even where there are many rows: the head is more than the caches hold, and nothing follows it.
+  share_panels(worker, linear.panels, num_rows, TileShape{}, run_tile);
 }
 
 }  // namespace aotllm

@@ -26,6 +26,7 @@ class NormMoe {
         rows_(step_.batch.rows()),
         width_(gate_.k),
         need_float_(gate_.has_float || up_.has_float),
+        need_bf16_(gate_.has_bf16 || up_.has_bf16),
         need_block_(gate_.has_block || up_.has_block) {}
 
   void run() {
@@ -46,6 +47,7 @@ class NormMoe {
     for (std::int64_t row = share.begin; row < share.end; ++row) {
       float* h = normed_.x + row * width_;
       step_.kernels.rms_norm(in + row * width_, op_.norm.data(), op_.eps, width_, h);
+      if (need_bf16_) round(h, row, width_, normed_);
       if (need_block_) quantize(h, row, width_, normed_);
     }
     if (!alone) worker_.barrier();
@@ -85,10 +87,9 @@ class NormMoe {
     for (std::int64_t slot = slots.begin; slot < slots.end; ++slot) {
       const std::int64_t row = chosen_.row[slot];
       if (need_float_) copy(normed_.x, row, to.x, slot, width_);
+      if (need_bf16_) copy(normed_.bf16, row, to.bf16, slot, cpu::bf16_stride(width_));
       if (!need_block_) continue;
-      copy(normed_.q, row, to.q, slot, width_);
-      copy(normed_.scales, row, to.scales, slot, width_ / cpu::kActivationBlock);
-      copy(normed_.sums, row, to.sums, slot, width_ / 16);
+      copy(normed_.blocks, row, to.blocks, slot, cpu::activation_stride(width_));
     }
     in_ = view(to, width_);
     worker_.barrier();
@@ -113,10 +114,12 @@ class NormMoe {
     }
     worker_.barrier();
 
-    if (!down_.has_block) return;
+    if (!down_.has_block && !down_.has_bf16) return;
     const Range slots = split(std::int64_t{rows_} * op_.top_k, worker_.index, worker_.count);
     for (std::int64_t slot = slots.begin; slot < slots.end; ++slot) {
-      quantize(space_.gated.x + slot * op_.neurons, slot, op_.neurons, space_.gated);
+      const float* x = space_.gated.x + slot * op_.neurons;
+      if (down_.has_bf16) round(x, slot, op_.neurons, space_.gated);
+      if (down_.has_block) quantize(x, slot, op_.neurons, space_.gated);
     }
     worker_.barrier();
   }
@@ -191,14 +194,15 @@ class NormMoe {
                          tile.panel_end, y, y_stride);
   }
 
-  void quantize(const float* x, std::int64_t row, std::ptrdiff_t k, const ActivationRows& to) const {
-    step_.kernels.quantize(x, static_cast<int>(k), to.q + row * k, to.scales + row * (k / cpu::kActivationBlock),
-                           to.sums + row * (k / 16));
+  void quantize(const float* x, std::int64_t row, int k, const ActivationRows& to) const {
+    step_.kernels.quantize(x, k, to.blocks + row * cpu::activation_stride(k));
   }
 
-  static cpu::Activations view(const ActivationRows& rows, int k) {
-    return {rows.x, k, rows.q, rows.scales, rows.sums};
+  void round(const float* x, std::int64_t row, int k, const ActivationRows& to) const {
+    step_.kernels.to_bf16(x, k, to.bf16 + row * cpu::bf16_stride(k));
   }
+
+  static cpu::Activations view(const ActivationRows& rows, int k) { return {rows.x, k, rows.blocks, rows.bf16}; }
 
   template <class T>
   static void copy(const T* from, std::int64_t row, T* to, std::int64_t slot, std::ptrdiff_t width) {
@@ -216,6 +220,7 @@ class NormMoe {
   const int rows_;
   const int width_;  ///< of `in`
   const bool need_float_;
+  const bool need_bf16_;
   const bool need_block_;
   ActivationRows normed_;  ///< [rows, width]
   cpu::Activations in_;    ///< [slots, width], or one row

@@ -106,16 +106,21 @@ void run(const Worker& worker, const NormQkvRopeOp& op) {
   const cpu::Activations a =
       prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, {}, rows}, {op.linear});
 
-  // Units differ in size: a thread takes those tiles whose first column lies in its share of all columns.
   const NormQkvRope task(worker, op);
-  const std::int64_t tiles = row_tiles(rows);
-  const Range share = split(linear.n * tiles, worker.index, worker.count);
-  for (const QkvUnit& unit : step.units[op.layer]) {
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t at = unit.columns_before * tiles + tile * unit.columns;
-      if (at < share.begin || at >= share.end) continue;
-      const int row_begin = static_cast<int>(tile) * kTileRows;
-      task.run_unit(unit, a, row_begin, std::min(rows, row_begin + kTileRows));
+  const TileShape shape;
+  const std::vector<QkvUnit>& units = step.units[op.layer];
+  if (worker.owns_rows) {
+    for (const QkvUnit& unit : units) {
+      for_each_row_tile(worker.own_rows(), shape.rows, [&](int begin, int end) { task.run_unit(unit, a, begin, end); });
+    }
+  } else {
+    // Units differ in size and cost: dealt out from the last one, those of K and V being the largest.
+    const std::int64_t tiles = row_tiles(rows, shape.rows);
+    const std::int64_t items = std::ssize(units) * tiles;
+    for (std::int64_t item = worker.next(); item < items; item = worker.next()) {
+      const int row_begin = static_cast<int>(item % tiles) * shape.rows;
+      const QkvUnit& unit = units[units.size() - 1 - static_cast<std::size_t>(item / tiles)];
+      task.run_unit(unit, a, row_begin, std::min(rows, row_begin + shape.rows));
     }
   }
   worker.barrier();

@@ -1,5 +1,6 @@
 #include "runner/ops.h"
 #include "runner/partition.h"
+#include "runner/share.h"
 
 namespace aotllm {
 
@@ -24,7 +25,7 @@ void run(const Worker& worker, const NormSwigluOp& op) {
       kernels.act_mul(op.activation, g + at, u + at, width, out + std::ptrdiff_t{row} * gate.n + column);
     }
   };
-  for_each_tile(gate.panels, step.batch.rows(), worker.index, worker.count, run_tile);
+  share_tiles(worker, gate.panels, TileShape{}, run_tile);
   worker.barrier();
 }
 
