@@ -16,6 +16,7 @@ from typing import Any
 import aotllm
 from aotllm.builder.checkpoints import open_checkpoint
 from aotllm.builder.checkpoints.base import Checkpoint, TokenizerAssets
+from aotllm.builder.compact_tokens import write_compact_tokens
 from aotllm.builder.config import ModelConfig
 from aotllm.builder.graph import save_structure
 from aotllm.builder.identity import model_identity
@@ -29,11 +30,12 @@ from aotllm.engines.bundle import (
     GENERATION_CONFIG_FILE,
     GRAPH_FILE,
     TOKENIZER_FILE,
-    file_sha256,
+    TOKENS_FILE,
     rank_file_name,
     staged_folder,
 )
 from aotllm.engines.manifest import FileEntry, Limits, Manifest, Memory, Model, Parallel, Precision, Target
+from aotllm.engines.verification import file_sha256
 from aotllm.tokenization import Tokenizer
 
 
@@ -138,6 +140,7 @@ def _write_ranks(stage: Path, compiled: CompiledModel, build_id: str, stages: _S
 
 def _write_companions(stage: Path, tokenizer: TokenizerAssets, graph: Any) -> None:
     (stage / TOKENIZER_FILE).write_text(tokenizer.tokenizer_json, encoding="utf-8")
+    write_compact_tokens(tokenizer.tokenizer_json, stage / TOKENS_FILE)
     if tokenizer.chat_template is not None:
         (stage / CHAT_TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8")
     (stage / GENERATION_CONFIG_FILE).write_text(json.dumps(tokenizer.generation_config, indent=2), encoding="utf-8")
@@ -185,7 +188,12 @@ def _manifest(
             num_parameters=sum(math.prod(tensor.shape) for tensor in matrices),
         ),
         target=Target(name=options.target, requires=compiled.requires),
-        precision=Precision(dtype=options.dtype, kv_cache_dtype=kv["dtype"], weight_formats=dict(format_bytes)),
+        precision=Precision(
+            dtype=options.dtype,
+            kv_cache_dtype=kv["dtype"],
+            weight_formats=dict(format_bytes),
+            quantization=options.quantization(),
+        ),
         parallel=Parallel(tp=options.tp, pp=options.pp),
         limits=Limits(
             max_seq_len=plan["max_seq_len"],

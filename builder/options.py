@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from aotllm.engines.manifest import Quantization
 from aotllm.errors import InvalidRequest, UnsupportedModel
 
 TARGETS = ("cpu", "cuda", "tensorrt", "tensorrt-rtx")
 IMPLEMENTED_TARGETS = ("cpu", "cuda")
 DTYPES = ("auto", "f32", "f16", "bf16")
-KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16", "int8", "fp8")
+KV_CACHE_DTYPES = ("auto", "f32", "int16", "bf16", "int8", "fp8")
 QUANTIZATIONS = ("fp8", "int8", "int4")
+QUANTIZE_GROUPS = (32, 64, 128)
 SMS = (80, 89, 90)
 FP8_SM = 89
 """First SM whose tensor cores multiply E4M3"""
@@ -28,8 +30,9 @@ class ShapeLimits:
 
 
 _SHAPE_DEFAULTS = {"cpu": ShapeLimits(64, 512, 16), "cuda": ShapeLimits(256, 8192, 64)}
+_TARGET_QUANTIZATIONS = {"cpu": ("int8", "int4"), "cuda": QUANTIZATIONS}
 _TARGET_DTYPES = {"cpu": DTYPES, "cuda": ("auto", "bf16")}
-_TARGET_KV_CACHE_DTYPES = {"cpu": ("auto", "f32", "f16", "int8"), "cuda": ("auto", "bf16", "fp8")}
+_TARGET_KV_CACHE_DTYPES = {"cpu": ("auto", "f32", "int16", "int8"), "cuda": ("auto", "bf16", "fp8")}
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class BuildOptions:
     """Type of weights that the checkpoint stores as floats; auto = as stored on cpu, bf16 on cuda. Block-quantized
     weights stay so on cpu; on cuda they become bf16"""
     kv_cache_dtype: str = "auto"
-    """Type of the KV cache. cpu: f32, f16 or int8, auto = f32 for float32 engines, else f16; cuda: bf16 or fp8, auto =
-    bf16. int8 and fp8 take about half of the memory"""
+    """Type of the KV cache. cpu: f32, int16 or int8, auto = f32 for float32 engines, else int16; cuda: bf16 or fp8,
+    auto = bf16. int8 and fp8 take about half of the memory"""
     max_batch_size: int | None = None
     """Most sequences in one step; default: 64 on cpu, 256 on cuda"""
     max_seq_len: int | None = None
@@ -56,10 +59,18 @@ class BuildOptions:
     tokens_per_block: int | None = None
     """Tokens of a KV block. cpu: a multiple of 16, default 16; cuda: 16, 32, 64 or 128, default 64"""
     quantize: str | None = None
-    """Quantize float weights of the layers. cuda: fp8 (E4M3, one scale per output channel), int8 (one scale per output
-    channel) or int4 (groups of 128 inputs), activations staying bf16 with the latter two; cpu: none yet"""
+    """Quantize weights of the layers. cpu: int8 or int4, float or block-quantized weights that take more than that;
+    embedding and output matrix get 8 bits. cuda: float weights to fp8 (E4M3, one scale per output channel), int8 (one
+    scale per output channel) or int4, activations staying bf16 with the latter two"""
+    quantize_group: int | None = None
+    """Inputs that share a scale in int4. cpu: 32, 64 or 128, default 32: wider groups take less memory and cost
+    accuracy; cuda: 128. int8 has groups of 32 on cpu, and none on cuda"""
+    quantize_symmetric: bool = False
+    """Leave out the least value of each group in int4 on cpu: half a bit less per weight in groups of 32, and less
+    accurate. int8 is always so"""
     quantize_lm_head: bool = False
-    """Quantize the output matrix too; without effect where it is tied to the embedding"""
+    """Quantize the output matrix like the layers (it is kept more exact otherwise); without effect where it is tied to
+    the embedding"""
     tp: int = 1
     """Tensor-parallel ranks: each holds a part of every matrix. cuda: a GPU each; cpu: threads of one process, divided
     among them"""
@@ -78,6 +89,16 @@ class BuildOptions:
             tokens_per_block=self.tokens_per_block if self.tokens_per_block is not None else default.tokens_per_block,
         )
 
+    def quantization(self) -> Quantization | None:
+        """What `quantize` and the fields beside it come to; None = weights stay as they are."""
+        if self.quantize is None:
+            return None
+        if self.quantize == "int4":
+            group = self.quantize_group or (128 if self.target == "cuda" else 32)
+            return Quantization(method="int4", group=group, symmetric=self.quantize_symmetric)
+        per_scale = 32 if self.quantize == "int8" and self.target == "cpu" else None
+        return Quantization(method=self.quantize, group=per_scale, symmetric=True)
+
     def cuda_sm(self) -> int:
         """The compute capability that target cuda builds for."""
         return self.sm if self.sm is not None else 90
@@ -89,6 +110,11 @@ class BuildOptions:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantize is not None:
             _one_of("quantize", self.quantize, QUANTIZATIONS)
+        if self.quantize_group is not None and self.quantize_group not in QUANTIZE_GROUPS:
+            raise InvalidRequest(
+                f"quantize_group: got {self.quantize_group}, expected one of {', '.join(map(str, QUANTIZE_GROUPS))}",
+                "quantize_group",
+            )
         limits = self.shape_limits()
         for name in ("max_batch_size", "max_num_tokens", "tokens_per_block"):
             _positive(name, getattr(limits, name))
@@ -114,8 +140,11 @@ class BuildOptions:
                 f"target {self.target!r} is not implemented in this version; available: "
                 f"{', '.join(IMPLEMENTED_TARGETS)}"
             )
+        if self.quantize is not None:
+            _one_of("quantize", self.quantize, _TARGET_QUANTIZATIONS[self.target], self.target)
         _one_of("dtype", self.dtype, _TARGET_DTYPES[self.target], self.target)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, _TARGET_KV_CACHE_DTYPES[self.target], self.target)
+        self._validate_quantization()
         if self.target == "cpu":
             self._validate_cpu()
         else:
@@ -126,12 +155,6 @@ class BuildOptions:
             raise InvalidRequest(
                 f"sm: got {self.sm}, but target cpu has no compute capability; give --target cuda", "sm"
             )
-        if self.quantize is not None:
-            raise UnsupportedModel(
-                f"quantize={self.quantize!r} is not implemented for the cpu target in this version; "
-                "a GGUF checkpoint that is already quantized keeps its precision"
-            )
-        self._validate_lm_head()
 
     def _validate_cuda(self, limits: ShapeLimits) -> None:
         if self.sm is not None and self.sm not in SMS:
@@ -144,13 +167,34 @@ class BuildOptions:
         for name, value in (("quantize", self.quantize), ("kv_cache_dtype", self.kv_cache_dtype)):
             if value == "fp8" and self.cuda_sm() < FP8_SM:
                 raise InvalidRequest(f"{name}: got fp8, which needs sm {FP8_SM} or newer; sm is {self.cuda_sm()}", name)
-        self._validate_lm_head()
 
-    def _validate_lm_head(self) -> None:
+    def _validate_quantization(self) -> None:
+        """What goes with `quantize` makes sense with it, and on the target."""
         if self.quantize_lm_head and self.quantize is None:
             raise InvalidRequest(
-                "quantize_lm_head: got true without quantize; say to what, e.g. --fp8", "quantize_lm_head"
+                "quantize_lm_head: got true without quantize; say to what, e.g. --quantize int8", "quantize_lm_head"
             )
+        if self.quantize_group is not None and self.quantize != "int4":
+            got = "without quantize" if self.quantize is None else f"with quantize {self.quantize}"
+            raise InvalidRequest(
+                f"quantize_group: got {self.quantize_group} {got}; only int4 has groups to choose: --quantize int4",
+                "quantize_group",
+            )
+        if self.quantize_symmetric and self.quantize not in ("int8", "int4"):
+            got = "without quantize" if self.quantize is None else f"with quantize {self.quantize}"
+            raise InvalidRequest(
+                f"quantize_symmetric: got true {got}; expected with int8 or int4", "quantize_symmetric"
+            )
+        if self.target == "cuda" and self.quantize == "int4":
+            if self.quantize_group not in (None, 128):
+                raise InvalidRequest(
+                    f"quantize_group: got {self.quantize_group}, expected 128 on target cuda", "quantize_group"
+                )
+            if self.quantize_symmetric:
+                raise InvalidRequest(
+                    "quantize_symmetric: got true, but int4 of target cuda always has zero points; leave it out",
+                    "quantize_symmetric",
+                )
 
     def flags(self) -> tuple[str, ...]:
         """The command-line flags that say what differs from the defaults."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from aotllm.engines.manifest import Manifest, read_manifest
-from aotllm.engines.rank_file import PAD_PREFIX, read_header
+from aotllm.engines.verification import Verification, VerifiedFiles, file_sha256
 from aotllm.errors import EngineError, EngineIncompatible
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 RUNNABLE_TARGETS = ("cpu", "cuda")
 TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FILE = "tokenizer.tokens"
+"""The same as tables, for tokenizers that can be; absent for others"""
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 GENERATION_CONFIG_FILE = "generation_config.json"
 GRAPH_FILE = "graph.onnx"
@@ -35,6 +36,8 @@ class Engine:
 
     path: Path
     manifest: Manifest
+    verification: Verification | None = field(default=None, compare=False, repr=False)
+    """Of an engine whose digests are being compared: to be waited for before anything is made of its files' contents"""
 
     def rank_file(self, rank: int = 0) -> Path:
         """The weights and plan of one rank."""
@@ -42,6 +45,8 @@ class Engine:
 
     def plan(self, rank: int = 0) -> dict[str, Any]:
         """The plan of a rank, as `docs/engine_format.md` defines it. Raises EngineError."""
+        from aotllm.engines.rank_file import read_header
+
         text = read_header(self.rank_file(rank)).get("__metadata__", {}).get("plan")
         try:
             plan = json.loads(text)
@@ -53,6 +58,8 @@ class Engine:
 
     def tensors(self, rank: int = 0) -> dict[str, tuple[str, tuple[int, ...], int]]:
         """Name → (dtype, shape, bytes) of the tensors in a rank's file."""
+        from aotllm.engines.rank_file import PAD_PREFIX, read_header
+
         header = read_header(self.rank_file(rank))
         return {
             name: (record["dtype"], tuple(record["shape"]), record["data_offsets"][1] - record["data_offsets"][0])
@@ -83,12 +90,14 @@ class Engine:
                 )
 
 
-def open_engine(path: str | os.PathLike[str], verify: bool = True, to_run: bool = True) -> Engine:
+def open_engine(path: str | os.PathLike[str], verify: bool | Literal["beside"] = True, to_run: bool = True) -> Engine:
     """Opens an engine folder.
 
     Args:
         path: the folder that `aotllm build` wrote.
-        verify: read every file once and check its digest (about a second per GB); False checks sizes only.
+        verify: read every file once and check its digest (about a second per GB); False checks sizes only. "beside":
+            sizes now, and digests on another thread, as `Engine.verification`, unless these very files were found to be
+            right before (see `VerifiedFiles`).
         to_run: refuse an engine for a target that this installation cannot run; False opens it to be looked at.
 
     Raises:
@@ -103,27 +112,29 @@ def open_engine(path: str | os.PathLike[str], verify: bool = True, to_run: bool 
             f"{folder}: the engine is for target {manifest.target.name!r}, this installation runs "
             f"{', '.join(RUNNABLE_TARGETS)}; build it again with '--target {RUNNABLE_TARGETS[0]}'"
         )
-    if verify:
+    if verify is True:
         engine.verify()
-    else:
-        for name, entry in manifest.files.items():
-            _check_size(folder / name, entry.bytes)
-    return engine
+        return engine
+    for name, entry in manifest.files.items():
+        _check_size(folder / name, entry.bytes)
+    return _verified_beside(engine) if verify == "beside" else engine
+
+
+def _verified_beside(engine: Engine) -> Engine:
+    files = VerifiedFiles(engine.path, tuple(engine.manifest.files), engine.manifest.digest())
+    if files.known():
+        return engine
+
+    def check() -> None:
+        engine.verify()
+        files.remember()
+
+    return replace(engine, verification=Verification(check))
 
 
 def rank_file_name(rank: int) -> str:
     """Name of a rank's file in its engine's folder."""
     return f"rank{rank}.engine"
-
-
-def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file, read in chunks."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        buffer = memoryview(bytearray(1 << 20))
-        while size := file.readinto(buffer):
-            digest.update(buffer[:size])
-    return digest.hexdigest()
 
 
 def _check_size(path: Path, expected: int) -> None:

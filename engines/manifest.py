@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from aotllm.engines.record import Record, RecordError
 from aotllm.errors import EngineError, EngineIncompatible
 
 SCHEMA_VERSION = 1
@@ -17,22 +17,22 @@ SCHEMA_VERSION = 1
 MANIFEST_FILE = "engine.json"
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Model(_Record):
+@dataclass(frozen=True)
+class Model(Record):
     """Which model an engine holds."""
+
+    POSITIVE: ClassVar = frozenset({"num_parameters"})
 
     name: str
     """The name that the checkpoint gives itself; never a path"""
     architecture: str
     identity: str
     """SHA-256 over the configuration and the digest of every source tensor"""
-    num_parameters: int = Field(gt=0)
+    num_parameters: int
 
 
-class Target(_Record):
+@dataclass(frozen=True)
+class Target(Record):
     """Where an engine runs."""
 
     name: str
@@ -41,37 +41,62 @@ class Target(_Record):
     """Features that the machine must have, e.g. avx2 or sm_90a"""
 
 
-class Precision(_Record):
+@dataclass(frozen=True)
+class Quantization(Record):
+    """How the build quantized weights (`aotllm build --quantize`)."""
+
+    method: str
+    """fp8 | int8 | int4"""
+    group: int | None
+    """Inputs that share a scale; None = all of a row"""
+    symmetric: bool
+    """Whether weights are a scale times a code, without a zero point or a least value"""
+
+
+@dataclass(frozen=True)
+class Precision(Record):
     """How numbers are stored."""
+
+    OMITTED: ClassVar = frozenset({"quantization"})
+    """Engines of versions that did not know the field keep their digest"""
 
     dtype: str
     """Of the build: auto | f32 | f16 | bf16"""
     kv_cache_dtype: str
-    """cpu: f32 | f16 | int8; cuda: bf16 | fp8"""
+    """cpu: f32 | int16 | int8; cuda: bf16 | fp8"""
     weight_formats: dict[str, int]
     """Packed format → bytes, those of all ranks together"""
+    quantization: Quantization | None = None
+    """None = weights have the checkpoint's values; the field is then not stored"""
 
 
-class Parallel(_Record):
+@dataclass(frozen=True)
+class Parallel(Record):
     """How an engine is split over ranks."""
 
-    tp: int = Field(default=1, ge=1)
-    pp: int = Field(default=1, ge=1)
+    POSITIVE: ClassVar = frozenset({"tp", "pp"})
+
+    tp: int = 1
+    pp: int = 1
 
 
-class Limits(_Record):
+@dataclass(frozen=True)
+class Limits(Record):
     """The shape envelope that buffers were planned for."""
 
-    max_seq_len: int = Field(gt=0)
+    POSITIVE: ClassVar = frozenset({"max_seq_len", "max_num_tokens", "max_batch_size", "tokens_per_block"})
+
+    max_seq_len: int
     """Prompt plus generated tokens of one sequence"""
-    max_num_tokens: int = Field(gt=0)
+    max_num_tokens: int
     """Tokens of one step over all sequences; no cap on prompts, which run in chunks"""
-    max_batch_size: int = Field(gt=0)
+    max_batch_size: int
     """Sequences of one step"""
-    tokens_per_block: int = Field(gt=0)
+    tokens_per_block: int
 
 
-class Memory(_Record):
+@dataclass(frozen=True)
+class Memory(Record):
     """What one rank of a loaded engine takes, in bytes: the one that takes most."""
 
     weights: int
@@ -79,17 +104,18 @@ class Memory(_Record):
     kv_per_token: int
 
 
-class FileEntry(_Record):
+@dataclass(frozen=True)
+class FileEntry(Record):
     """A file of the bundle, to be checked before it is read."""
 
     bytes: int
     sha256: str
 
 
-class Manifest(_Record):
+@dataclass(frozen=True)
+class Manifest(Record):
     """The whole of `engine.json`."""
 
-    schema_version: int = SCHEMA_VERSION
     builder_version: str
     model: Model
     target: Target
@@ -104,6 +130,7 @@ class Manifest(_Record):
     build_flags: tuple[str, ...]
     """Flags of `aotllm build` that make this engine again, without the model's path"""
     files: dict[str, FileEntry]
+    schema_version: int = SCHEMA_VERSION
 
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of all fields; stored beside them so that a damaged manifest is seen."""
@@ -112,7 +139,8 @@ class Manifest(_Record):
 
     def write(self, folder: Path) -> None:
         """Writes `engine.json` into `folder`."""
-        record = {**self.model_dump(mode="json"), "manifest_sha256": self.digest()}
+        record = {"schema_version": self.schema_version, **self.model_dump(mode="json")}
+        record["manifest_sha256"] = self.digest()
         (folder / MANIFEST_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -143,10 +171,8 @@ def read_manifest(folder: Path) -> Manifest:
     stored_digest = record.pop("manifest_sha256", None)
     try:
         manifest = Manifest.model_validate(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "manifest"
-        raise EngineError(f"{path}: {where}: {first['msg']}; the manifest is damaged, build the engine again") from None
+    except RecordError as error:
+        raise EngineError(f"{path}: {error}; the manifest is damaged, build the engine again") from None
     if manifest.digest() != stored_digest:
         raise EngineError(f"{path}: the manifest does not match its own digest: it was changed or damaged; build again")
     return manifest

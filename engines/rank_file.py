@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ ALIGNMENT = 64
 PAD_PREFIX = "__pad."
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype(np.uint8), "F32": np.dtype("<f4")}
 _MAX_HEADER_BYTES = 100_000_000
+_CHUNK_BYTES = 2 << 20
+"""Bytes of a write: those of a huge page. File systems that know such keep what is written so in as large pages, and an
+engine that was just built is mapped in them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,39 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes of the tensor's data."""
         return _DTYPES[self.dtype].itemsize * math.prod(self.shape)
+
+
+class _ChunkedFile:
+    """A new file, written in whole chunks at their multiples."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._chunk = bytearray()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Appends `data`."""
+        view = memoryview(data)
+        while len(view):
+            taken = min(len(view), _CHUNK_BYTES - len(self._chunk))
+            self._chunk += view[:taken]
+            view = view[taken:]
+            if len(self._chunk) == _CHUNK_BYTES:
+                self._flush()
+
+    def close(self) -> None:
+        """Writes what is left; no-op the second time."""
+        if not self._file.closed:
+            try:
+                self._flush()
+            finally:
+                self._file.close()
+
+    def _flush(self) -> None:
+        with memoryview(self._chunk) as chunk:
+            written = 0
+            while written < len(chunk):
+                written += self._file.write(chunk[written:])
+        self._chunk.clear()
 
 
 class RankFileWriter:
@@ -66,7 +102,7 @@ class RankFileWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 8) % ALIGNMENT)
         self._next = 0
-        self._file: IO[bytes] = path.open("wb")
+        self._file = _ChunkedFile(path)
         self._put(len(text).to_bytes(8, "little") + text)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:

@@ -39,7 +39,7 @@ class KvLayerRecord(TypedDict):
 
 
 class KvRecord(TypedDict):
-    """The cache of all layers; `dtype` is f32, f16 or int8 (cpu), bf16 or fp8 (cuda)."""
+    """The cache of all layers; `dtype` is f32, int16 or int8 (cpu), bf16 or fp8 (cuda)."""
 
     dtype: str
     tokens_per_block: int
@@ -91,8 +91,8 @@ class StepPlan(_ParallelRecords):
     ops: list[Op]
 
 
-KV_ELEMENTS = {"f32": (4, 0), "f16": (2, 0), "int8": (1, 4), "bf16": (2, 0), "fp8": (1, 0)}
-"""Type of the cache → bytes of a value, and of what each head of a token has besides (int8: a float32 scale)"""
+KV_ELEMENTS = {"f32": (4, 0), "int16": (2, 4), "int8": (1, 4), "bf16": (2, 0), "fp8": (1, 0)}
+"""Type of the cache → bytes of a value, and of what each head of a token has besides (integers: a float32 scale)"""
 
 
 def kv_bytes_per_token(kv: KvRecord, stage: StageRecord | None = None) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 F32 = np.float32
-KV_DTYPES = {"f32": np.float32, "f16": np.float16}  # else float32; int8: what scale · code makes
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class PlanInterpreter:
             np.full(
                 (2, num_blocks, kv["tokens_per_block"], layer["num_kv_heads"], layer["head_dim"]),
                 np.nan,
-                KV_DTYPES.get(kv["dtype"], np.float32),
+                np.float32,  # integers: what scale · code makes
             )
             for layer in kv["layers"]
         ]
@@ -104,7 +103,10 @@ class PlanInterpreter:
         cos, sin = self.rotary_tables(op["rope"], batch.positions)
         q, k = rotate_half(q, cos, sin), rotate_half(k, cos, sin)
         if self.plan["kv"]["dtype"] == "int8":
-            k, v = int8_and_back(k), int8_and_back(v)
+            k, v = codes_and_back(k, 127), codes_and_back(v, 127)
+        elif self.plan["kv"]["dtype"] == "int16":
+            norm = np.sqrt(np.square(k).sum(axis=-1, keepdims=True))
+            k, v = codes_and_back(k, 32767, norm / F32(46300)), codes_and_back(v, 16383)
         for token in range(len(h)):
             block, slot = self.slot(batch, token, batch.positions[token])
             self.cache[op["layer"]][0, block, slot] = k[token]
@@ -206,9 +208,9 @@ class PlanInterpreter:
         return batch.block_tables[token][position // size], position % size
 
 
-def int8_and_back(x):
+def codes_and_back(x, limit, least_scale=0):
     """Codes with one scale for each head of a token."""
-    scale = np.abs(x).max(axis=-1, keepdims=True) / F32(127)
+    scale = np.maximum(np.abs(x).max(axis=-1, keepdims=True) / F32(limit), least_scale)
     return np.rint(x / np.where(scale == 0, F32(1), scale)) * scale
 
 

@@ -30,17 +30,32 @@ def test_defaults_follow_the_target(options, limits):
         ({"target": "cuda", "sm": 75}, InvalidRequest, "sm: got 75, expected one of 80, 89, 90"),
         ({"target": "cuda", "dtype": "f16"}, InvalidRequest, "dtype: got 'f16', expected one of auto, bf16 on .*cuda"),
         ({"target": "cuda", "kv_cache_dtype": "int8"}, InvalidRequest, "got 'int8', expected one of auto, bf16, fp8"),
-        ({"kv_cache_dtype": "fp8"}, InvalidRequest, "got 'fp8', expected one of auto, f32, f16, int8 on target cpu"),
+        ({"kv_cache_dtype": "fp8"}, InvalidRequest, "got 'fp8', expected one of auto, f32, int16, int8 on target cpu"),
         ({"target": "cuda", "sm": 80, "quantize": "fp8"}, InvalidRequest, "quantize: got fp8, .*sm 89"),
         ({"target": "cuda", "sm": 80, "kv_cache_dtype": "fp8"}, InvalidRequest, "kv_cache_dtype: got fp8, .*sm 89"),
-        (
-            {"target": "cpu", "quantize": "int4"},
-            UnsupportedModel,
-            "quantize='int4' is not implemented for the cpu target",
-        ),
         ({"target": "cuda", "quantize": "fp4"}, InvalidRequest, "got 'fp4', expected one of fp8, int8, int4"),
-        ({"quantize": "fp8"}, UnsupportedModel, "quantize='fp8' is not implemented for the cpu target"),
+        ({"quantize": "fp8"}, InvalidRequest, "quantize: got 'fp8', expected one of int8, int4 on target cpu"),
         ({"target": "cuda", "quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true"),
+        ({"quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true without quantize"),
+        ({"quantize": "int4", "quantize_group": 48}, InvalidRequest, "quantize_group: got 48, expected one of 32, 64"),
+        ({"quantize_group": 32}, InvalidRequest, "quantize_group: got 32 without quantize; .*--quantize int4"),
+        ({"quantize": "int8", "quantize_group": 64}, InvalidRequest, "quantize_group: got 64 with quantize int8"),
+        ({"quantize_symmetric": True}, InvalidRequest, "quantize_symmetric: got true without quantize"),
+        (
+            {"target": "cuda", "quantize": "fp8", "quantize_symmetric": True},
+            InvalidRequest,
+            "quantize_symmetric: got true with quantize fp8; expected with int8 or int4",
+        ),
+        (
+            {"target": "cuda", "quantize": "int4", "quantize_group": 64},
+            InvalidRequest,
+            "quantize_group: got 64, expected 128 on target cuda",
+        ),
+        (
+            {"target": "cuda", "quantize": "int4", "quantize_symmetric": True},
+            InvalidRequest,
+            "quantize_symmetric: got true, but int4 of target cuda always has zero points",
+        ),
         ({"target": "cuda", "tokens_per_block": 48}, InvalidRequest, "got 48, expected 16, 32, 64 or 128"),
         (
             {"target": "cuda", "max_num_tokens": 255},
@@ -57,6 +72,26 @@ def test_refusals(options, error, message):
         BuildOptions(**options).validate()
 
 
+@pytest.mark.parametrize(
+    ("options", "method", "group", "symmetric"),
+    [
+        ({"quantize": "int8"}, "int8", 32, True),
+        ({"quantize": "int4"}, "int4", 32, False),
+        ({"quantize": "int4", "quantize_group": 128, "quantize_symmetric": True}, "int4", 128, True),
+        ({"target": "cuda", "quantize": "int4"}, "int4", 128, False),
+        ({"target": "cuda", "quantize": "int8"}, "int8", None, True),
+        ({"target": "cuda", "quantize": "fp8"}, "fp8", None, True),
+    ],
+)
+def test_what_quantization_comes_to(options, method, group, symmetric):
+    BuildOptions(**options).validate()
+    quantization = BuildOptions(**options).quantization()
+    assert (quantization.method, quantization.group, quantization.symmetric) == (method, group, symmetric)
+    assert BuildOptions(target=options.get("target", "cpu")).quantization() is None
+
+
 def test_flags_build_the_engine_again():
     options = BuildOptions(target="cuda", quantize="fp8", quantize_lm_head=True, tp=8, sm=90, force=True)
     assert options.flags() == ("--target cuda", "--sm 90", "--quantize fp8", "--quantize-lm-head", "--tp 8")
+    options = BuildOptions(quantize="int4", quantize_group=64, quantize_symmetric=True)
+    assert options.flags() == ("--quantize int4", "--quantize-group 64", "--quantize-symmetric")

@@ -22,7 +22,7 @@ def write_engine(folder: Path, target: str = "cpu", build_flags: tuple[str, ...]
         builder_version="0.0.0",
         model=Model(name="sample", architecture="llama", identity="0" * 64, num_parameters=128),
         target=Target(name=target, requires=("avx2",)),
-        precision=Precision(dtype="auto", kv_cache_dtype="f16", weight_formats={"q4_1": 128}),
+        precision=Precision(dtype="auto", kv_cache_dtype="int16", weight_formats={"q4_1": 128}),
         parallel=Parallel(),
         limits=Limits(max_seq_len=64, max_num_tokens=32, max_batch_size=4, tokens_per_block=16),
         memory=Memory(weights=128, arena=1024, kv_per_token=512),

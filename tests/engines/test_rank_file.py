@@ -46,6 +46,23 @@ def test_any_tensors_are_read_back_and_aligned(
     assert all(r["data_offsets"][0] % 64 == 0 for n, r in header.items() if not n.startswith(PAD_PREFIX))
 
 
+def test_a_file_of_many_chunks_is_the_tensors_one_after_the_other(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    sizes = [(3 << 20) + 64, 0, 1, (2 << 20) - 64, 2 << 20, 17, 5 << 20]
+    arrays = {f"t{i}": random.integers(0, 256, size, np.uint8) for i, size in enumerate(sizes)}
+    path = tmp_path / "rank0.engine"
+    digest = write(path, arrays, {})
+
+    content = path.read_bytes()
+    assert digest == hashlib.sha256(content).hexdigest()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = read_header(path)
+    for name, array in arrays.items():
+        begin, end = header[name]["data_offsets"]
+        assert content[start + begin : start + end] == array.tobytes(), name
+    assert len(content) == start + max(record["data_offsets"][1] for n, record in header.items() if n != "__metadata__")
+
+
 def test_writer_refuses_what_was_not_announced(tmp_path: Path) -> None:
     specs = {"a": TensorSpec("F32", (4,)), "b": TensorSpec("U8", (3,))}
     with RankFileWriter(tmp_path / "x", specs, {}) as writer:

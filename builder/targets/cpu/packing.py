@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aotllm.builder.checkpoints.base import Integers
-from aotllm.builder.numerics import bf16_bits, stored_values
+from aotllm.builder.numerics import F32, bf16_bits, stored_values
 from aotllm.builder.targets.cpu import packing_panels as panels
 from aotllm.builder.targets.cpu.packing_blocks import GGUF_TYPES, U8, Blocks
 from aotllm.builder.targets.cpu.packing_formats import (
@@ -24,14 +24,17 @@ from aotllm.builder.targets.cpu.packing_formats import (
     panel_bytes,
 )
 from aotllm.builder.targets.cpu.packing_reexpress import GROUP, REEXPRESSED, reexpress
+from aotllm.builder.targets.cpu.quantization import quantize_rows
 from aotllm.errors import CheckpointError, UnsupportedModel
 
 __all__ = [
     "column_step",
     "integer_format",
     "pack_integers",
+    "pack_quantized",
     "pack_segment",
     "panel_bytes",
+    "quantized_format",
     "segment_format",
     "segment_nbytes",
     "stored_columns",
@@ -156,6 +159,30 @@ def pack_integers(integers: Integers, name: str, fmt: str) -> U8:
     scales = np.pad(integers.scales[:, of_column[::GROUP]], ((0, missing), (0, 0)))
     blocks = Blocks(padded.view(np.uint8), np.ascontiguousarray(scales).reshape(len(padded), k // BLOCK, -1))
     return panels.pack_blocks(blocks, BLOCK_FORMATS[fmt]).reshape(-1)
+
+
+def quantized_format(method: str, group: int, symmetric: bool) -> str:
+    """The segment format of `--quantize`: int8 or int4, of int4 with groups of 32, 64 or 128 columns."""
+    if method == "int8":
+        return "q8_0"
+    return f"{'q4_0' if symmetric else 'q4_1'}{'' if group == BLOCK else f'_g{group}'}"
+
+
+def pack_quantized(values: F32, name: str, fmt: str) -> U8:
+    """Quantizes rows `[n, k]` of matrix `name` to `fmt`, of `quantized_format`, and packs them.
+
+    Raises:
+        CheckpointError: a value is not finite, or larger than float16 scales reach.
+    """
+    blocks = quantize_rows(values, BLOCK_FORMATS[fmt])
+    if not np.isfinite(blocks.scales).all():
+        raise CheckpointError(
+            f"Tensor {name} holds a value that is not finite or too large for {fmt}, so it cannot be quantized; "
+            "leave --quantize out."
+        )
+    missing = ((0, -len(values) % PANEL_ROWS), (0, 0))
+    padded = Blocks(np.pad(blocks.codes, missing), np.pad(blocks.scales, (*missing, (0, 0))))
+    return panels.pack_blocks(padded, BLOCK_FORMATS[fmt]).reshape(-1)
 
 
 def unpack_segment(packed: U8, fmt: str, n: int, k: int) -> npt.NDArray[np.float32]:

@@ -22,7 +22,7 @@ class Blocks:
     codes: U8
     """[rows, k]; signed codes as their bytes"""
     scales: npt.NDArray[Any]
-    """[rows, k / 32, scales]: the scales of each group, then the mins likewise, in the format's `scale_dtype`"""
+    """[rows, ceil(k / span), scales]: the scales of each group, then the mins likewise, of the format's type"""
     factors: npt.NDArray[np.float16] | None = None
     """[rows, k / 256, factors]: d, then dmin (negated, so that min is added), of two-level formats"""
 

@@ -36,6 +36,8 @@ class BlockFormat:
     affine: bool = False
     zero: int = 0
     values: tuple[int, ...] | None = None
+    span: Literal[32, 64, 128] = BLOCK
+    """Columns that share scales, where they are those of one or more whole blocks"""
 
     @property
     def two_level(self) -> bool:
@@ -49,7 +51,7 @@ class BlockFormat:
 
     @property
     def scales(self) -> int:
-        """Scales and mins per block and row."""
+        """Scales and mins per row and `span` columns."""
         return self.groups * (2 if self.affine else 1)
 
     @property
@@ -74,6 +76,10 @@ BLOCK_FORMATS: Final = {
         BlockFormat("iq4_nl", 4, "float32", values=_IQ4_NL_VALUES),
         BlockFormat("mxfp4", 4, "float32", values=_E2M1_DOUBLED),
         BlockFormat("q8_f32", 8, "float32", groups=2),
+        BlockFormat("q4_0_g64", 4, "float16", zero=8, span=64),
+        BlockFormat("q4_0_g128", 4, "float16", zero=8, span=128),
+        BlockFormat("q4_1_g64", 4, "float16", affine=True, span=64),
+        BlockFormat("q4_1_g128", 4, "float16", affine=True, span=128),
     )
 }
 
@@ -86,11 +92,11 @@ def panel_bytes(fmt: str, k: int) -> int:
         return -(-k // 2) * LINE
     f = BLOCK_FORMATS[fmt]
     itemsize = {"float16": 2, "float32": 4, "uint8": 1, "int8": 1}[f.scale_dtype]
-    per_block = f.scales * PANEL_ROWS * itemsize
+    per_span = f.scales * PANEL_ROWS * itemsize
     if f.two_level:
-        superblock = f.factors * PANEL_ROWS * 2 + SUPERBLOCK // BLOCK * per_block
+        superblock = f.factors * PANEL_ROWS * 2 + SUPERBLOCK // BLOCK * per_span
         scale_bytes = -(-k // SUPERBLOCK) * superblock
     else:
-        scale_bytes = k // BLOCK * per_block
+        scale_bytes = -(-k // f.span) * per_span
     size = k // BLOCK * f.code_lines * LINE + scale_bytes
     return -(-size // LINE) * LINE

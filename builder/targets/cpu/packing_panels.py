@@ -70,6 +70,8 @@ def dequantize(blocks: Blocks, fmt: BlockFormat) -> npt.NDArray[np.float32]:
         values = blocks.codes.astype(np.float32) - np.float32(fmt.zero)
     scales = blocks.scales.astype(np.float32)
     grouped = values.reshape(rows, k // BLOCK, fmt.groups, -1)
+    if fmt.span > BLOCK:
+        scales = np.repeat(scales, fmt.span // BLOCK, axis=1)[:, : k // BLOCK]
     with np.errstate(over="ignore", invalid="ignore"):
         if blocks.factors is not None:
             per_block = np.repeat(blocks.factors.astype(np.float32), SUPERBLOCK // BLOCK, axis=1)
@@ -154,7 +156,7 @@ def _pack_scales(blocks: Blocks, fmt: BlockFormat) -> U8:
 
 
 def _unpack_scales(packed: U8, fmt: BlockFormat, k: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.float16] | None]:
-    panels, count = packed.shape[0], k // BLOCK
+    panels, count = packed.shape[0], -(-k // fmt.span)
     per_block = fmt.scales * PANEL_ROWS * np.dtype(fmt.scale_dtype).itemsize
     if not fmt.two_level:
         return _row_wise(packed[:, : count * per_block].reshape(panels, count, -1), fmt.scale_dtype, fmt.scales), None

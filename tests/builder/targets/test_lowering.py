@@ -122,12 +122,12 @@ def test_chunks_and_batches_do_not_change_what_is_computed(name):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-5)
 
 
-def test_f16_cache_rounds_keys_and_values_only():
+def test_int16_cache_rounds_keys_and_values_only():
     config = CONFIGS["qwen3"]
     checkpoint = random_checkpoint(config)
     tokens = random_tokens(config, 20)
     expected = run_graph(trace(checkpoint, LIMITS["max_seq_len"]), tokens)
-    error = np.abs(interpreter(checkpoint, "f16").step([tokens], [0], [[0, 1]], ["all"]) - expected).max()
+    error = np.abs(interpreter(checkpoint, "int16").step([tokens], [0], [[0, 1]], ["all"]) - expected).max()
     assert 1e-5 < error < 2e-2
 
 
@@ -183,7 +183,7 @@ def test_every_number_in_the_graph_reaches_the_plan(name):
 
 
 def test_plan_states_the_limits_and_five_ops_per_layer():
-    plan = lowered(UnreadableCheckpoint(CONFIGS["gemma3"]), kv_dtype="f16").plan
+    plan = lowered(UnreadableCheckpoint(CONFIGS["gemma3"]), kv_dtype="int16").plan
     layer = ["norm_qkv_rope", "paged_attention", "linear_residual", "norm_swiglu", "linear_residual"]
     assert [op["op"] for op in plan["ops"]] == ["embedding", *layer * 3, "lm_head"]
     assert {key: plan[key] for key in ("max_seq_len", "max_num_tokens", "max_batch_size")} == {
@@ -192,14 +192,14 @@ def test_plan_states_the_limits_and_five_ops_per_layer():
         "max_batch_size": 4,
     }
     assert plan["kv"] == {
-        "dtype": "f16",
+        "dtype": "int16",
         "tokens_per_block": 16,
         "layers": [{"num_kv_heads": 2, "head_dim": 16, "window": window} for window in (5, 5, 0)],
     }
     assert [op["rope"] for op in plan["ops"] if op["op"] == "norm_qkv_rope"] == [0, 0, 1]
 
 
-@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("f32", 64), ("f16", 32), ("int8", 16 + 4)])
+@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("f32", 64), ("int16", 32 + 4), ("int8", 16 + 4)])
 def test_bytes_of_the_cache_follow_its_type(kv_dtype, head_bytes):
     kv = lowered(UnreadableCheckpoint(CONFIGS["gemma3"]), kv_dtype=kv_dtype).plan["kv"]
     assert kv_bytes_per_token(kv) == 3 * 2 * 2 * head_bytes  # layers, K and V, heads of 16
