@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 def cpu_isa() -> str:
-    """The ISA whose kernels run here: avx2 | avx512 | avx512_vnni. Honours AOTLLM_FORCE_ISA (a lower one only).
+    """The ISA whose kernels run here: avx2 | avx512 | avx512_vnni | avx512_bf16 | amx. Honours AOTLLM_FORCE_ISA (a
+    lower one only).
     Raises EngineIncompatible on a machine without AVX2+FMA+F16C."""
 
 def has_cuda() -> bool:
@@ -84,6 +85,21 @@ class CudaRunner(Runner):
 
 def tune(rank_file: str, device: int = 0, cublaslt: str = "") -> list[dict[str, Any]]:
     """Times the kernels of an engine's linears on the GPU: the records of tactics.json. Only in builds with CUDA."""
+
+def dequantize_panels(format: str, n: int, k: int, panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """The weights [n, k] of a packed segment, as the kernels read them."""
+
+class CompactTokens:
+    """The vocabulary and merges of an engine's `tokenizer.tokens`. Raises EngineError where the file is damaged."""
+
+    def __init__(self, path: str) -> None: ...
+    def __len__(self) -> int: ...
+    def id_to_token(self, token_id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def special_ids(self) -> list[int]: ...
+    def markup_ids(self) -> list[int]: ...
+    def text(self, name: str) -> str: ...
+    def encode(self, text: str, pieces: list[int], spans: list[tuple[int, int]], added: list[int]) -> list[int]: ...
 
 class SamplingParams:
     """Plain values; validated by GptManager.submit. Attribute names and defaults as in aotllm.SamplingParams."""

@@ -12,7 +12,7 @@ from aotllm.output_assembler import OutputAssembler
 from aotllm.request_handle import OutputStream, RequestListener
 from aotllm.request_table import RequestTable, as_internal
 
-_POLL_SECONDS = 1.0  # only how often an idle thread looks around: a response or shutdown wakes it
+_POLL_SECONDS = 3600.0  # an idle thread sleeps: a response or shutdown wakes it
 
 
 class Dispatcher:

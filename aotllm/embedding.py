@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from aotllm.errors import Cancelled, TimedOut
 from aotllm.request import RequestOutput
 
@@ -41,6 +39,8 @@ class EmbeddingOutput:
 
 def normalized(vector: Any) -> Any:
     """A float32 array divided by its Euclidean length; zeros stay zeros."""
+    import numpy as np  # here: an engine that generates text needs none of it
+
     wide = np.asarray(vector, np.float64)
     length = float(np.sqrt(np.dot(wide, wide)))
     return (wide / length if length > 0 else wide).astype(np.float32)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aotllm.beam_search import BeamSearchParams
 from aotllm.beam_search_driver import BeamSearchDriver
@@ -29,6 +28,8 @@ from aotllm.stats import ExecutorStats
 if TYPE_CHECKING:
     from aotllm.engines import Engine
 
+T = TypeVar("T")
+
 
 class Executor:
     """Loads an engine and runs requests on it with in-flight batching.
@@ -45,7 +46,8 @@ class Executor:
         engine: folder of an engine bundle, or an opened one.
         config: sizes and policies; None = the defaults.
         options: fields of `ExecutorConfig` that differ from `config`: `Executor(engine, num_threads=2)`.
-        verify: compare the digests of the bundle's files first, about a second per GB; else only their sizes.
+        verify: compare the digests of the bundle's files, half a second per GB, unless these very files were found to
+            be right before; else only their sizes.
         manager_factory: makes the in-flight-batching loop; None = the compiled one. For tests.
 
     Raises:
@@ -137,11 +139,11 @@ class Executor:
 
     async def load_lora_async(self, name: str, folder: str | Path) -> None:
         """`load_lora` for event loops."""
-        await asyncio.to_thread(self.load_lora, name, folder)
+        await _in_thread(self.load_lora, name, folder)
 
     async def unload_lora_async(self, name: str) -> None:
         """`unload_lora` for event loops."""
-        await asyncio.to_thread(self.unload_lora, name)
+        await _in_thread(self.unload_lora, name)
 
     def submit(self, request: Promptlike) -> RequestHandle:
         """Queue a request. Keep the handle: the request is cancelled when it is garbage collected.
@@ -161,7 +163,7 @@ class Executor:
             request: as of `submit`.
             listener: hears of its outputs and its end, unless it is refused.
         """
-        return self._submit(await asyncio.to_thread(self._preparer.prepare, as_request(request)), listener)
+        return self._submit(await _in_thread(self._preparer.prepare, as_request(request)), listener)
 
     def generate(
         self, prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None = None
@@ -185,7 +187,7 @@ class Executor:
         """`generate` for event loops. Cancelling the task cancels the requests."""
         with RequestBatch() as batch:
             for request in _as_requests(prompts, sampling):
-                prepared = await asyncio.to_thread(self._preparer.prepare, request)
+                prepared = await _in_thread(self._preparer.prepare, request)
                 while not batch.add(lambda: self._submit(prepared)):  # noqa: B023 called at once
                     await batch.oldest()
             return [await handle for handle in batch.handles]
@@ -210,7 +212,7 @@ class Executor:
 
     async def beam_search_async(self, request: Promptlike, params: BeamSearchParams | None = None) -> RequestOutput:
         """`beam_search` for event loops. Cancelling the task ends the search."""
-        prepared = await asyncio.to_thread(self._preparer.prepare, as_request(request))
+        prepared = await _in_thread(self._preparer.prepare, as_request(request))
         driver = self._beam_search_driver(prepared, params)
         with self._adapters.held(prepared.request.adapter):
             while requests := driver.next_requests():
@@ -289,6 +291,12 @@ class Executor:
             request, lambda index: self._preparer.assembler(prepared, index), listener
         )
         return RequestHandle(request_id, tuple(request.prompt_token_ids), stream, self._dispatcher.cancel, self)
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    import asyncio  # here: callers without a loop need not import it
+
+    return await asyncio.to_thread(function, *args)
 
 
 def _as_requests(prompts: Promptlike | Iterable[Promptlike], sampling: SamplingParams | None) -> list[Request]:

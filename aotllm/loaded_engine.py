@@ -22,7 +22,7 @@ class LoadedEngine:
     Args:
         engine: folder of an engine bundle, or an opened one.
         config: sizes and policies.
-        verify: compare the digests of the bundle's files first; else only their sizes.
+        verify: compare the digests of the bundle's files, unless they are known; else only their sizes.
         manager_factory: makes the in-flight-batching loop; None = the compiled one.
 
     Raises:
@@ -37,13 +37,25 @@ class LoadedEngine:
         if isinstance(engine, (str, Path)):
             from aotllm.engines import open_engine
 
-            engine = open_engine(engine, verify=verify)
+            engine = open_engine(engine, verify="beside" if verify else False)
         self.engine = engine
+        try:
+            self._load(config, verify, manager_factory or RuntimeManager)
+        except Exception:
+            self._finish_verification()  # which says more than what a damaged file looks like
+            raise
+        self._finish_verification()
+        self.adapters = AdapterTable(self.manager)
+        self.grammars = Grammars(self.tokenizer, engine.manifest.eos_token_ids, self.manager.vocab_size)
+
+    def _load(self, config: ExecutorConfig, verify: bool, manager_factory: ManagerFactory) -> None:
+        engine = self.engine
         self.tokenizer: Tokenizer = engine.tokenizer()
         draft_rank_file = None
         if config.draft_engine is not None:
             draft_rank_file = open_draft_engine(config.draft_engine, engine, self.tokenizer, verify).rank_file(0)
-        eos_token_ids = engine.manifest.eos_token_ids
-        self.manager = (manager_factory or RuntimeManager)(engine.rank_file(0), config, eos_token_ids, draft_rank_file)
-        self.adapters = AdapterTable(self.manager)
-        self.grammars = Grammars(self.tokenizer, eos_token_ids, self.manager.vocab_size)
+        self.manager = manager_factory(engine.rank_file(0), config, engine.manifest.eos_token_ids, draft_rank_file)
+
+    def _finish_verification(self) -> None:
+        if self.engine.verification is not None:
+            self.engine.verification.finish()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aotllm.errors import AotllmError
 from aotllm.manager import ALL_SEQUENCES
 from aotllm.request import RequestOutput, TokenOutput
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class RequestListener(Protocol):
@@ -39,6 +41,8 @@ class _Waiter:
     """A coroutine that waits on its own event loop."""
 
     loop: asyncio.AbstractEventLoop
+    thread: int
+    """Where the loop runs"""
     future: asyncio.Future[None]
     until_finished: bool
 
@@ -137,8 +141,10 @@ class OutputStream:
         return None
 
     def _add_waiter(self, until_finished: bool) -> asyncio.Future[None]:
+        import asyncio  # here: callers without a loop need none of it
+
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop, loop.create_future(), until_finished)
+        waiter = _Waiter(loop, threading.get_ident(), loop.create_future(), until_finished)
         self._waiters.append(waiter)
         return waiter.future
 
@@ -149,7 +155,10 @@ class OutputStream:
         alive = True
         for waiter in due:
             try:
-                waiter.loop.call_soon_threadsafe(_resolve, waiter.future)
+                if waiter.thread == threading.get_ident():
+                    _resolve(waiter.future)  # without a system call, which is what waking another thread takes
+                else:
+                    waiter.loop.call_soon_threadsafe(_resolve, waiter.future)
             except RuntimeError:  # the loop was closed under its coroutine
                 alive = False
         return alive
@@ -227,7 +236,7 @@ class RequestHandle:
     async def __anext__(self) -> TokenOutput:
         try:
             output = await self._stream.next_async()
-        except asyncio.CancelledError:
+        except BaseException:  # the task was cancelled; a request that failed has ended, and ignores it
             self.cancel()
             raise
         if output is None:
@@ -241,7 +250,7 @@ class RequestHandle:
         """
         try:
             return await self._stream.take_all_async()
-        except asyncio.CancelledError:
+        except BaseException:  # the task was cancelled; a request that failed has ended, and ignores it
             self.cancel()
             raise
 
@@ -251,7 +260,7 @@ class RequestHandle:
     async def _wait(self) -> RequestOutput:
         try:
             await self._stream.wait_async()
-        except asyncio.CancelledError:
+        except BaseException:  # the task was cancelled; a request that failed has ended, and ignores it
             self.cancel()
             raise
         return self._stream.result()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from aotllm.cuda_libraries import find_cublaslt
 from aotllm.engines import Engine, open_engine
-from aotllm.engines.bundle import TACTICS_FILE, file_sha256
+from aotllm.engines.bundle import TACTICS_FILE
 from aotllm.engines.manifest import FileEntry
+from aotllm.engines.verification import file_sha256
 from aotllm.errors import EngineIncompatible
 
 TACTICS_VERSION = 1

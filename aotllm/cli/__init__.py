@@ -1,24 +1,36 @@
-"""The command line. One file per verb; nothing heavy is imported before a verb runs."""
+"""The command line. One file per verb; nothing heavy is imported before a verb runs, and no verb but the one."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
-
-import typer
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import aotllm
-from aotllm.cli import bench, build, export_triton, inspect, run, serve, tune, verify
 from aotllm.cli.console import error_line, silence_stdout
 from aotllm.errors import AotllmError
+
+if TYPE_CHECKING:
+    import typer
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def make_app() -> typer.Typer:
     """The command tree."""
+    from typing import Annotated
+
+    import typer
+
+    from aotllm.cli import bench, build, export_triton, inspect, run, serve, tune, verify
+    from aotllm.cli.flags import for_typer
+
+    def show_version(asked: bool | None) -> None:
+        if asked:
+            typer.echo(f"aotllm {aotllm.__version__}")
+            raise typer.Exit
+
     app = typer.Typer(
         name="aotllm",
         help="Compile a language model ahead of time, and run it.",
@@ -26,11 +38,18 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+
+    def root(version: bool | None = None) -> None:
+        pass
+
+    root.__annotations__["version"] = Annotated[
+        bool | None, typer.Option("--version", is_eager=True, callback=show_version)
+    ]
+    app.callback()(root)
     for verb in (
         build.build,
-        run.run,
-        serve.serve,
+        for_typer(run.run),
+        for_typer(serve.serve),
         inspect.inspect,
         verify.verify,
         tune.tune,
@@ -39,20 +58,6 @@ def make_app() -> typer.Typer:
         app.command()(verb)
     app.add_typer(bench.bench_group(), name="bench")
     return app
-
-
-def _root(
-    version: Annotated[
-        bool | None,
-        typer.Option("--version", is_eager=True, callback=lambda value: _show_version() if value else None),
-    ] = None,
-) -> None:
-    pass
-
-
-def _show_version() -> None:
-    typer.echo(f"aotllm {aotllm.__version__}")
-    raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,13 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = make_app()(arguments or ["--help"], prog_name="aotllm", standalone_mode=False)
-        if not arguments:
-            return 2
-        return result if isinstance(result, int) else 0
-    except typer.Exit as stop:
-        return stop.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+        code = _run_quickly(arguments)
+        return _run_with_typer(arguments) if code is None else code
+    except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         silence_stdout()
@@ -79,6 +80,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("AOTLLM_TRACEBACK") == "1":
             raise
         return _report(error)
+
+
+def _run_quickly(arguments: list[str]) -> int | None:
+    """Run a verb that need not wait for typer; None where typer has to look at the arguments."""
+    verb = _quick_verb(arguments[0]) if arguments else None
+    if verb is None:
+        return None
+    from aotllm.cli.quick_parser import quick_parse
+
+    given = quick_parse(verb, arguments[1:])
+    if given is None:
+        return None
+    result = verb(**given)
+    return result if isinstance(result, int) else 0
+
+
+def _quick_verb(name: str) -> Callable[..., Any] | None:
+    if name == "run":
+        from aotllm.cli.run import run
+
+        return run
+    if name == "serve":
+        from aotllm.cli.serve import serve
+
+        return serve
+    return None
+
+
+def _run_with_typer(arguments: list[str]) -> int:
+    import typer
+
+    try:
+        result = make_app()(arguments or ["--help"], prog_name="aotllm", standalone_mode=False)
+        if not arguments:
+            return 2
+        return result if isinstance(result, int) else 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.Abort:
+        return EXIT_INTERRUPTED
 
 
 def _report(error: Exception) -> int:

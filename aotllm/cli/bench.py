@@ -1,28 +1,22 @@
-"""`aotllm bench`: load and speed. `serve` drives a server over the network."""
+"""`aotllm bench`: load and speed. `serve` drives a server over the network; the other verbs run an engine here."""
 
 from __future__ import annotations
 
-import json as json_module
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aotllm.bench.options import LoadOptions, ReportOptions, TargetOptions, WorkloadOptions
-from aotllm.cli.console import note, print_json
+from aotllm.cli.bench_offline import latency, throughput
+from aotllm.cli.bench_result import EXIT_INTERRUPTED, Progress, check_outputs, options_of, write_json
+from aotllm.cli.console import note
 from aotllm.cli.flags import schema_flags, with_flags
 from aotllm.errors import AotllmError, InvalidRequest
-from aotllm.parameters import parameters
 
 if TYPE_CHECKING:
     from aotllm.bench.result import BenchPoint
-
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
-
-T = TypeVar("T")
 
 _OPTIONS: tuple[type, ...] = (TargetOptions, WorkloadOptions, LoadOptions, ReportOptions)
 
@@ -32,6 +26,8 @@ def bench_group() -> typer.Typer:
     group = typer.Typer(help="Measure load and speed.", rich_markup_mode=None, no_args_is_help=True)
     group.callback()(_group)
     group.command()(serve)
+    group.command()(throughput)
+    group.command()(latency)
     return group
 
 
@@ -64,13 +60,17 @@ def serve(
     if more_goodput and not options["goodput"]:
         raise InvalidRequest(f"unexpected argument {more_goodput[0]!r}; the server is named by --url", "goodput")
     options["goodput"] = [*(options["goodput"] or ()), *(more_goodput or ())]
-    report = _of(ReportOptions, options)
-    _check_outputs(json, report.plot)
+    report = options_of(ReportOptions, options)
+    check_outputs(json, report.plot)
     points, interrupted = _measure(
-        _of(TargetOptions, options), _of(WorkloadOptions, options), _of(LoadOptions, options), report, quiet=json == "-"
+        options_of(TargetOptions, options),
+        options_of(WorkloadOptions, options),
+        options_of(LoadOptions, options),
+        report,
+        quiet=json == "-",
     )
     if json is not None and points:
-        _write_json(points, json)
+        write_json(points, json)
     if report.plot is not None and points:
         from aotllm.bench.plot import write_plot
 
@@ -80,22 +80,6 @@ def serve(
         raise typer.Exit(EXIT_INTERRUPTED)
     if not any(point.measures.completed for point in points):
         raise AotllmError("no request has succeeded")
-
-
-def _check_outputs(json: str | None, plot: str | None) -> None:
-    """Before an hour of measuring: can its result be written?"""
-    for name, file in (("--json", json), ("--plot", plot)):
-        if file not in (None, "-") and not Path(str(file)).absolute().parent.is_dir():
-            raise InvalidRequest(f"{name} {file}: there is no such folder", name.strip("-"))
-    if plot is not None:
-        from aotllm.bench.plot import check_plot
-
-        check_plot(Path(plot))
-
-
-def _of(cls: type[T], options: dict[str, Any]) -> T:
-    """The options of one class; those that were not given keep their defaults."""
-    return cls(**{name: options[name] for name, _, _ in parameters(cls) if options[name] is not None})
 
 
 def _measure(
@@ -113,7 +97,7 @@ def _measure(
         raise AotllmError(f"bench serve needs {error.name}: pip install 'aotllm[bench]'") from None
 
     console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 160)
-    progress = _Progress()
+    progress = Progress()
 
     def show(point: BenchPoint) -> None:
         progress.clear()
@@ -124,30 +108,3 @@ def _measure(
     if len(points) > 1:
         print_sweep(points, console)
     return points, session.interrupted
-
-
-class _Progress:
-    """A line on a terminal, rewritten once a second at most: the client shares its core with nobody for nothing."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._next = clock, 0.0
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, ended: int, of: int | None) -> None:
-        if self._shown and (now := self._clock()) >= self._next:
-            self._next = now + 1.0
-            print(f"\r{ended}{f' of {of}' if of else ''} requests", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _write_json(points: list[BenchPoint], where: str) -> None:
-    value = points[0].json() if len(points) == 1 else [point.json() for point in points]
-    if where == "-":
-        print_json(value)
-        return
-    with open(where, "w", encoding="utf-8") as file:
-        json_module.dump(value, file, ensure_ascii=False)
-        file.write("\n")

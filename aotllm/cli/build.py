@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ from aotllm.cli.flags import dataclass_flags, with_flags
 from aotllm.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from aotllm.builder.build import BuildProgress
+    from aotllm.builder.build import BuildProgress, BuildReport
+    from aotllm.perplexity import Perplexity, QuantizationCost
 
 _STAGES = {
     "read": "Reading checkpoint",
@@ -29,6 +31,14 @@ def build(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder, a GGUF file, or hf:org/name.", metavar="MODEL")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The engine folder to make.", metavar="ENGINE_DIR")],
     fp8: Annotated[bool, typer.Option("--fp8", help="Short for --quantize fp8.")] = False,
+    report_perplexity: Annotated[
+        Path | None,
+        typer.Option(
+            "--report-perplexity",
+            help="Measure the engine's perplexity on this text, and with --quantize what it was without (target cpu).",
+            metavar="TEXT_FILE",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     **options: Any,
 ) -> None:
@@ -39,8 +49,11 @@ def build(
         options["quantize"] = "fp8"
     from aotllm.builder.build import build as build_engine
 
+    chosen = BuildOptions(**options)
+    text = None if report_perplexity is None else _text(report_perplexity, chosen)
     with _Progress(shown=not json) as progress:
-        report = build_engine(model, output, BuildOptions(**options), progress.show)
+        report = build_engine(model, output, chosen, progress.show)
+    figures = None if text is None else _perplexity(model, report, chosen, text)
     if json:
         print_json(
             {
@@ -49,10 +62,58 @@ def build(
                 "stage_seconds": report.stage_seconds,
                 "bytes": report.bytes,
                 "manifest": report.manifest.model_dump(mode="json"),
+                **({} if figures is None else {"perplexity": _record(figures)}),
             }
         )
     else:
         print(f"{report.path}: {size(report.bytes)} in {report.seconds:.1f} s")
+        if figures is not None:
+            print(_sentence(figures))
+
+
+def _text(file: Path, options: BuildOptions) -> str:
+    """What the perplexity is of; asked for before the build, so that nothing is built in vain."""
+    if options.target != "cpu":
+        raise InvalidRequest(
+            f"report_perplexity: got {file} with target {options.target}; only engines of target cpu are measured",
+            "report_perplexity",
+        )
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidRequest(f"report_perplexity: {file} cannot be read: {reason}", "report_perplexity") from None
+
+
+def _perplexity(model: str, report: BuildReport, options: BuildOptions, text: str) -> Perplexity | QuantizationCost:
+    from aotllm.engines import open_engine
+    from aotllm.perplexity import measure_perplexity, quantization_cost
+
+    if options.quantize is not None:
+        return quantization_cost(model, report.path, options, text)
+    return measure_perplexity(open_engine(report.path, verify=False), text)
+
+
+def _record(figures: Perplexity | QuantizationCost) -> dict[str, Any]:
+    from aotllm.perplexity import QuantizationCost
+
+    if isinstance(figures, QuantizationCost):
+        return {
+            **asdict(figures.quantized),
+            "unquantized": figures.unquantized.perplexity,
+            "change": figures.change,
+        }
+    return asdict(figures)
+
+
+def _sentence(figures: Perplexity | QuantizationCost) -> str:
+    from aotllm.perplexity import QuantizationCost
+
+    of = figures.quantized if isinstance(figures, QuantizationCost) else figures
+    sentence = f"perplexity {of.perplexity:.3f} over {of.scored_tokens} tokens in chunks of {of.chunk_tokens}"
+    if isinstance(figures, QuantizationCost):
+        sentence += f"; {figures.unquantized.perplexity:.3f} without quantization ({figures.change:+.2%})"
+    return sentence
 
 
 class _Progress:

@@ -7,23 +7,22 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import typer
-
+from aotllm.cli.options import Argument, Option
 from aotllm.parameters import ParameterSpec, parameters
 
 
 def flag(name: str, kind: Any, default: Any, text: str) -> inspect.Parameter:
-    """A keyword parameter that typer shows as `--name`. A mapping is given entry by entry, as KEY=VALUE."""
+    """A keyword parameter that is given as `--name`. A mapping is given entry by entry, as KEY=VALUE."""
     dashed = name.replace("_", "-")
-    option = typer.Option(f"--{dashed}", help=text)
+    option = Option((f"--{dashed}",), text)
     if kind is dict:
         kind = list[Any]
-        option = typer.Option(f"--{dashed}", help=text, parser=_key_and_value, metavar="KEY=VALUE")
+        option = Option((f"--{dashed}",), text, metavar="KEY=VALUE", parser=_key_and_value)
     elif kind is bool:
         # What is on unless told otherwise, and what may be either, needs a flag for off.
-        option = typer.Option(f"--{dashed}" if default is False else f"--{dashed}/--no-{dashed}", help=text)
+        option = Option((f"--{dashed}" if default is False else f"--{dashed}/--no-{dashed}",), text)
     annotation = kind if default is not None and default != () else kind | None
     return inspect.Parameter(
         name,
@@ -73,17 +72,51 @@ def with_flags(flags: list[inspect.Parameter]) -> Callable[[Callable[..., Any]],
     """Decorator for a verb that ends in `**options`: typer sees `flags` in their place."""
 
     def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        return for_typer(with_options(flags)(verb))
+
+    return decorate
+
+
+def with_options(flags: list[inspect.Parameter]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator for a verb that ends in `**options` and declares all it takes as `Option` or `Argument`: `quick_parse`
+    sees `flags` in their place, and so does typer after `for_typer`."""
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(verb, include_extras=True)
         own = [
             p.replace(annotation=hints[p.name])
             for p in inspect.signature(verb).parameters.values()
             if p.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        verb.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-        verb.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
+        _take(verb, [*own, *flags])
         return verb
 
     return decorate
+
+
+def for_typer(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb whose `Option`s and `Argument`s have become typer's."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return verb(*args, **kwargs)
+
+    run.__name__, run.__doc__ = verb.__name__, verb.__doc__
+    _take(run, [_for_typer(parameter) for parameter in inspect.signature(verb).parameters.values()])
+    return run
+
+
+def _for_typer(parameter: inspect.Parameter) -> inspect.Parameter:
+    if get_origin(parameter.annotation) is not Annotated:
+        return parameter
+    kind, declaration = get_args(parameter.annotation)
+    if not isinstance(declaration, (Option, Argument)):
+        return parameter
+    return parameter.replace(annotation=Annotated[kind, declaration.for_typer()])
+
+
+def _take(verb: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
 def _field_docs(cls: type) -> dict[str, str]:

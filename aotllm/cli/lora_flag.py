@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import typer
-
+from aotllm.cli.options import Option
 from aotllm.errors import InvalidRequest
 
-LORA_OPTION = typer.Option(
-    "--lora", help="LoRA adapter (PEFT folder) and its name; may be repeated.", metavar="NAME=FOLDER"
-)
+LORA_OPTION = Option(("--lora",), "LoRA adapter (PEFT folder) and its name; may be repeated.", metavar="NAME=FOLDER")
 
 
 def parse_loras(given: Sequence[str], taken: Iterable[str] = ()) -> dict[str, Path]:

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from aotllm.beam_search import BeamSearchParams
 from aotllm.cli.console import note, print_json
-from aotllm.cli.flags import schema_flags, with_flags
+from aotllm.cli.flags import schema_flags, with_options
 from aotllm.cli.lora_flag import LORA_OPTION, parse_loras
 from aotllm.cli.memory_table import memory_table
+from aotllm.cli.options import Argument, Option
 from aotllm.errors import InvalidRequest, TimedOut
 from aotllm.executor_config import ExecutorConfig
 from aotllm.parameters import parameters
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _FLAGS = {"json": "--json-schema", "regex": "--regex", "choice": "--choice", "grammar": "--grammar"}
 
 
-@with_flags(
+@with_options(
     [
         *schema_flags(SamplingParams, unset=True),
         *schema_flags(BeamSearchParams, unset=True),
@@ -38,34 +37,35 @@ _FLAGS = {"json": "--json-schema", "regex": "--regex", "choice": "--choice", "gr
     ]
 )
 def run(
-    engine: Annotated[Path, typer.Argument(help="Folder of the engine.", metavar="ENGINE_DIR")],
+    engine: Annotated[Path, Argument(help="Folder of the engine.", metavar="ENGINE_DIR")],
     prompt: Annotated[
         str | None,
-        typer.Option(
-            "-p", "--prompt", help="Answer this and end; - reads it from stdin. Without: chat.", metavar="TEXT"
-        ),
+        Option(("-p", "--prompt"), help="Answer this and end; - reads it from stdin. Without: chat.", metavar="TEXT"),
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option("--system", help="System message.", metavar="TEXT"),
+        Option(("--system",), help="System message.", metavar="TEXT"),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    raw: Annotated[bool, Option(("--raw",), help="Continue the text as it is, without the chat template.")] = False,
     json_schema: Annotated[
         str | None,
-        typer.Option("--json-schema", help="Answer with JSON that fits this schema.", metavar="FILE|TEXT"),
+        Option(("--json-schema",), help="Answer with JSON that fits this schema.", metavar="FILE|TEXT"),
     ] = None,
-    regex: Annotated[str | None, typer.Option("--regex", help="Answer with a match of this.", metavar="REGEX")] = None,
+    regex: Annotated[str | None, Option(("--regex",), help="Answer with a match of this.", metavar="REGEX")] = None,
     choice: Annotated[
-        list[str] | None, typer.Option("--choice", help="Answer with one of these; repeat it.", metavar="TEXT")
+        list[str] | None, Option(("--choice",), help="Answer with one of these; repeat it.", metavar="TEXT")
     ] = None,
     grammar: Annotated[
         str | None,
-        typer.Option("--grammar", help="Answer with what this Lark or GBNF grammar allows.", metavar="FILE|TEXT"),
+        Option(("--grammar",), help="Answer with what this Lark or GBNF grammar allows.", metavar="FILE|TEXT"),
     ] = None,
     lora: Annotated[list[str] | None, LORA_OPTION] = None,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the engine's digests first.")] = True,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Tell what the KV memory buys.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming; needs -p.")] = False,
+    verify: Annotated[
+        bool,
+        Option(("--verify/--no-verify",), help="Check the engine's digests where its files are new or have changed."),
+    ] = True,
+    verbose: Annotated[bool, Option(("-v", "--verbose"), help="Tell what the KV memory buys.")] = False,
+    json: Annotated[bool, Option(("--json",), help="Print one JSON object instead of streaming; needs -p.")] = False,
     **options: Any,
 ) -> None:
     """Answer a prompt, or chat."""

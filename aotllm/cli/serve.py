@@ -9,12 +9,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from aotllm.cli.console import note, print_json
-from aotllm.cli.flags import schema_flags, with_flags
+from aotllm.cli.flags import schema_flags, with_options
 from aotllm.cli.lora_flag import LORA_OPTION, parse_loras
 from aotllm.cli.memory_table import memory_table
+from aotllm.cli.options import Argument, Option
 from aotllm.errors import InvalidRequest
 from aotllm.executor_config import ExecutorConfig
 from aotllm.serving.options import ServingOptions
@@ -31,48 +30,50 @@ _OFF = -1
 """Port that means none"""
 
 
-@with_flags([*schema_flags(ServingOptions), *schema_flags(ExecutorConfig), *schema_flags(RayOptions)])
+@with_options([*schema_flags(ServingOptions), *schema_flags(ExecutorConfig), *schema_flags(RayOptions)])
 def serve(
-    engines: Annotated[list[Path], typer.Argument(help="Folders of the engines.", metavar="ENGINE_DIR...")],
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option("--http-port", help="Port; 0 = any free one.", min=0, max=65535)] = 8000,
+    engines: Annotated[list[Path], Argument(help="Folders of the engines.", metavar="ENGINE_DIR...")],
+    host: Annotated[str, Option(("--host",), help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, Option(("--http-port",), help="Port; 0 = any free one.", low=0, high=65535)] = 8000,
     grpc_port: Annotated[
-        int, typer.Option("--grpc-port", help="Port of KServe's gRPC; 0 = any free one, -1 = none.", min=-1, max=65535)
+        int, Option(("--grpc-port",), help="Port of KServe's gRPC; 0 = any free one, -1 = none.", low=-1, high=65535)
     ] = 8001,
     metrics_port: Annotated[
         int,
-        typer.Option(
-            "--metrics-port",
+        Option(
+            ("--metrics-port",),
             help="Port for /metrics, which the HTTP port has, too; 0 = any free one, -1 = none.",
-            min=-1,
-            max=65535,
+            low=-1,
+            high=65535,
         ),
     ] = 8002,
     frontends: Annotated[
         int,
-        typer.Option(
-            "--frontends",
+        Option(
+            ("--frontends",),
             help="Processes that speak to clients, beside the one that runs the engines; 0 = all in one process.",
-            min=0,
-            max=256,
+            low=0,
+            high=256,
         ),
     ] = 1,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option("--served-model-name", help="Name in the API, one per engine; default: the folder's name."),
+        Option(("--served-model-name",), help="Name in the API, one per engine; default: the folder's name."),
     ] = None,
     lora: Annotated[list[str] | None, LORA_OPTION] = None,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Deploy replicas on Ray Serve, for HTTP; requests go where their prefix is.")
+        bool, Option(("--ray",), help="Deploy replicas on Ray Serve, for HTTP; requests go where their prefix is.")
     ] = False,
     drain_timeout: Annotated[
-        float, typer.Option("--drain-timeout", help="Seconds that SIGTERM leaves to requests in flight.", min=0)
+        float, Option(("--drain-timeout",), help="Seconds that SIGTERM leaves to requests in flight.", low=0)
     ] = 30.0,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check the engines' digests first.")] = True,
+    verify: Annotated[
+        bool, Option(("--verify/--no-verify",), help="Check the engines' digests where files are new or have changed.")
+    ] = True,
     manager_factory: Annotated[
-        str, typer.Option("--manager-factory", help="module:name; for load tests without a model.", hidden=True)
+        str, Option(("--manager-factory",), help="module:name; for load tests without a model.", hidden=True)
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready.")] = False,
+    json: Annotated[bool, Option(("--json",), help="Print one JSON object when ready.")] = False,
     **options: Any,
 ) -> None:
     """Serve engines: OpenAI's API over HTTP, KServe's (Triton's) over gRPC and HTTP, Prometheus metrics.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aotllm.errors import Overloaded
-from aotllm.serving.errors import response_of
+from aotllm.serving.error_responses import response_of
 
 TURN = "aotllm.turn"
 """Key of a request's `Turn` in its ASGI scope"""

@@ -14,7 +14,7 @@ from aotllm.serving.admission import TurnstileMiddleware
 from aotllm.serving.api_key import ApiKeyMiddleware
 from aotllm.serving.body_limit import BodyLimitMiddleware
 from aotllm.serving.context import ServingContext
-from aotllm.serving.errors import install_handlers
+from aotllm.serving.error_responses import install_handlers
 from aotllm.serving.kserve.http_routes import kserve_routes
 from aotllm.serving.openai.lora_routes import lora_routes
 from aotllm.serving.openai.routes import openai_routes

@@ -39,11 +39,22 @@ class Listeners:
 
 
 class _HttpServer(uvicorn.Server):
-    """Tells when it takes connections, and leaves signals alone."""
+    """Tells when it takes connections, leaves signals alone, and sleeps when it has nothing to do."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more connections, and end with the last one."""
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be stopped. uvicorn's own looks around ten times a second, also for `Date`, which is `HttpProtocol`'s
+        business here."""
+        await self._stopping.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -94,7 +105,7 @@ async def serve_clients(
     ready.cancel()
     context.draining = True
     for server in servers:
-        server.should_exit = True
+        server.stop()
     if grpc_server is not None:
         running.append(asyncio.create_task(grpc_server.stop(drain_timeout + _LAST_WORDS_SECONDS)))
     draining = asyncio.create_task(_drain(context, grpc_server, drain_timeout))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 
@@ -100,6 +102,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = False, 0
         self._heard = self.loop.time()
         self._has_body = bool(self._framing())
+        self._tell_date()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -115,6 +118,15 @@ class HttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _tell_date(self) -> None:
+        """Keep the `Date` of answers; uvicorn does it ten times a second, requests or not."""
+        state: Any = self.server_state
+        second = int(time.time())
+        if getattr(state, "second", None) != second:
+            state.second = second
+            date = (b"date", formatdate(second, usegmt=True).encode())
+            state.default_headers = [date, *self.config.encoded_headers]
 
     def _feed(self, data: bytes) -> None:
         while True:

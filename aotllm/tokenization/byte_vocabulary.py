@@ -9,10 +9,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
-
-from tokenizers import Tokenizer as RawTokenizer
 
 from aotllm.errors import EngineError
 
@@ -48,25 +46,38 @@ _BYTE_ALPHABET = _byte_alphabet()
 
 
 class ByteVocabulary:
-    """Bytes of every token of a `tokenizers.Tokenizer`, computed once per token.
+    """Bytes of every token of a vocabulary, computed once per token.
+
+    Args:
+        spelling: the token of an id as the vocabulary spells it; None for ids without one.
+        special: ids that `skip_special_tokens` hides.
+        markup: those and the other added tokens but for white space.
+        decoder: state of the decoder of `tokenizers`, as JSON; None = there is none.
 
     Attributes:
         errors: codec error handler under which the bytes are read as UTF-8.
         strips_leading_space: a text loses one leading space (the one that SentencePiece put there).
+
+    Raises:
+        EngineError: the decoder does something else than concatenate bytes.
     """
 
-    def __init__(self, raw: RawTokenizer) -> None:
-        """Raises EngineError where the tokenizer decodes in a way that is not a concatenation of bytes."""
-        self._raw = raw
+    def __init__(
+        self,
+        spelling: Callable[[int], str | None],
+        special: Collection[int],
+        markup: Collection[int],
+        decoder: str | bytes | None,
+    ) -> None:
+        self._spelling = spelling
         self._bytes: dict[int, bytes] = {}
-        added = raw.get_added_tokens_decoder()
-        self._special = frozenset(i for i, token in added.items() if token.special)
-        self._markup = frozenset(i for i, token in added.items() if token.special or token.content.strip(_SPACES))
+        self._special = frozenset(special)
+        self._markup = frozenset(markup)
         self._byte_level = False
         self._byte_fallback = False
         self._space: str | None = None
         self.strips_leading_space = False
-        for step in _decoder_steps(raw):
+        for step in _decoder_steps(decoder):
             self._configure(step)
         self.errors = "replace" if self._byte_level else _EACH_BYTE
 
@@ -103,7 +114,7 @@ class ByteVocabulary:
         """
         if token_id in self._markup:
             return False
-        token = self._raw.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        token = self._spelling(token_id) if 0 <= token_id < 1 << 32 else None
         return token is not None and not _UNUSED_TOKEN.fullmatch(token)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -119,7 +130,7 @@ class ByteVocabulary:
         return b"".join(self.token_bytes(i) for i in ids if i not in hidden)
 
     def _compute(self, token_id: int) -> bytes:
-        token = self._raw.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        token = self._spelling(token_id) if 0 <= token_id < 1 << 32 else None
         if token is None:
             return b""
         if self._byte_level:
@@ -134,9 +145,14 @@ class ByteVocabulary:
         return token.encode()
 
 
-def _decoder_steps(raw: RawTokenizer) -> list[dict[str, Any]]:
-    if raw.decoder is None:
+def is_markup(content: str, special: bool) -> bool:
+    """Whether an added token stands for something in chats, rather than for its characters."""
+    return special or bool(content.strip(_SPACES))
+
+
+def _decoder_steps(decoder: str | bytes | None) -> list[dict[str, Any]]:
+    if decoder is None:
         raise EngineError("tokenizer.json: there is no decoder; ids could not be turned back into text")
-    state: dict[str, Any] = json.loads(raw.decoder.__getstate__())
+    state: dict[str, Any] = json.loads(decoder)
     steps = state["decoders"] if state.get("type") == "Sequence" else [state]
     return list(steps)

@@ -5,20 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer as RawTokenizer
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aotllm.errors import ContextTooLong, EngineError, InvalidRequest
 from aotllm.tokenization.byte_vocabulary import ByteVocabulary
-from aotllm.tokenization.chat_template import ChatTemplate
-from aotllm.tokenization.library_errors import library_errors
+
+if TYPE_CHECKING:
+    from aotllm.tokenization.chat_template import ChatTemplate
 
 TOKENIZER_FILE = "tokenizer.json"
+TOKENS_FILE = "tokenizer.tokens"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 _SHRINKS = 2
 """A normalizer (NFC, NFKC) may make fewer characters of a text, though hardly half as many"""
+
+
+class Codec(Protocol):
+    """What makes ids of texts: the library by `tokenizer.json`, or the runtime by `tokenizer.tokens`."""
+
+    byte_vocabulary: ByteVocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a token as the vocabulary spells it."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Ids of a text that is valid UTF-8. Raises EngineError where the files are damaged."""
 
 
 class Tokenizer:
@@ -36,23 +52,36 @@ class Tokenizer:
         eos_token: str | None = None,
     ) -> None:
         """Raises EngineError where `tokenizer_json` is no tokenizer or decodes in an unsupported way."""
-        with library_errors(lambda why: EngineError(f"{TOKENIZER_FILE} cannot be read: {why}; rebuild the engine")):
-            self._raw = RawTokenizer.from_str(tokenizer_json)
-        # Settings for training batches; a prompt must come through whole.
-        self._raw.no_truncation()
-        self._raw.no_padding()
-        self.byte_vocabulary = ByteVocabulary(self._raw)
+        from aotllm.tokenization.library_codec import LibraryCodec
+
+        self._set(LibraryCodec(tokenizer_json), chat_template, bos_token, eos_token)
+
+    def _set(self, codec: Codec, chat_template: str | None, bos_token: str | None, eos_token: str | None) -> None:
+        self._codec = codec
+        self.byte_vocabulary = codec.byte_vocabulary
         self.chat_template = chat_template
         self.bos_token = bos_token
         self.eos_token = eos_token
 
     @classmethod
+    def from_codec(
+        cls, codec: Codec, chat_template: str | None = None, bos_token: str | None = None, eos_token: str | None = None
+    ) -> Tokenizer:
+        """A tokenizer whose ids come from `codec`."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._set(codec, chat_template, bos_token, eos_token)
+        return tokenizer
+
+    @classmethod
     def from_folder(cls, folder: Path, bos_token: str | None = None, eos_token: str | None = None) -> Tokenizer:
-        """Read `tokenizer.json` and, where there is one, `chat_template.jinja`. Raises EngineError."""
+        """Read `tokenizer.tokens`, or where there is none `tokenizer.json`, and `chat_template.jinja` if there is one.
+        Raises EngineError."""
         try:
-            tokenizer_json = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
             template = folder / CHAT_TEMPLATE_FILE
             chat_template = template.read_text(encoding="utf-8") if template.is_file() else None
+            if (codec := _compact_codec(folder / TOKENS_FILE)) is not None:
+                return cls.from_codec(codec, chat_template, bos_token, eos_token)
+            tokenizer_json = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise EngineError(f"{folder.name}: {TOKENIZER_FILE} or {CHAT_TEMPLATE_FILE}: {reason}") from None
@@ -61,11 +90,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens. A model's logits may be wider, where its vocabulary is padded."""
-        return int(self._raw.get_vocab_size(with_added_tokens=True))
+        return self._codec.vocab_size
 
     def token_to_id(self, token: str) -> int | None:
         """Id of a token as the vocabulary spells it, or None."""
-        return self._raw.token_to_id(token)
+        return self._codec.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which may be part of a character; empty for ids without a token."""
@@ -99,8 +128,7 @@ class Tokenizer:
                 "send complete characters",
                 param,
             ) from None
-        with library_errors(lambda why: EngineError(f"{TOKENIZER_FILE} is damaged: {why}; rebuild the engine")):
-            return list(self._raw.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._codec.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids without a token add nothing."""
@@ -123,7 +151,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: the model has no chat template, or the template refuses the messages.
         """
-        template = self._template if chat_template is None else ChatTemplate(chat_template, param="chat_template")
+        template = self._template if chat_template is None else _compile(chat_template, "chat_template")
         if template is None:
             raise InvalidRequest(
                 "this model has no chat template, so it cannot take messages; send a raw prompt instead "
@@ -178,4 +206,21 @@ class Tokenizer:
     @cached_property
     def _template(self) -> ChatTemplate | None:
         # Compiled on first use: a template that does not compile spoils chats, not raw prompts.
-        return ChatTemplate(self.chat_template) if self.chat_template is not None else None
+        return _compile(self.chat_template) if self.chat_template is not None else None
+
+
+def _compile(source: str, param: str | None = None) -> ChatTemplate:
+    from aotllm.tokenization.chat_template import ChatTemplate  # with Jinja, which raw prompts do without
+
+    return ChatTemplate(source, param=param)
+
+
+def _compact_codec(path: Path) -> Codec | None:
+    """None where there are no tables, or no runtime that reads them."""
+    if not path.is_file():
+        return None
+    try:
+        from aotllm.tokenization.compact_codec import CompactCodec
+    except ImportError:
+        return None
+    return CompactCodec(path)

@@ -296,7 +296,13 @@ class FakeEngine:
     ) -> None:
         self.path = Path(path)
         self.generation_config = generation_config or {}
-        self.manifest = SimpleNamespace(eos_token_ids=(EOS,), model=SimpleNamespace(name="Fake-1M"))
+        self.manifest = SimpleNamespace(
+            eos_token_ids=(EOS,),
+            model=SimpleNamespace(name="Fake-1M"),
+            target=SimpleNamespace(name="cpu"),
+            limits=SimpleNamespace(max_batch_size=8),
+        )
+        self.verification = None
         self._chat = chat
 
     def rank_file(self, rank: int) -> Path:

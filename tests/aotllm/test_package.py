@@ -24,3 +24,22 @@ def test_importing_the_package_imports_nothing_else():
     program = "import sys, aotllm; print(sorted(name for name in sys.modules if name.startswith('aotllm')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "['aotllm']\n"
+
+
+HEAVY = ("typer", "rich", "pydantic", "fastapi", "uvicorn", "grpc", "jinja2", "numpy", "asyncio", "onnx_ir", "gguf")
+"""What takes tens of milliseconds to import, each"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "needed"),
+    [
+        ("aotllm.cli, aotllm.cli.run, aotllm.executor, aotllm.engines, aotllm.tokenization.compact_codec", set()),
+        ("aotllm.cli, aotllm.cli.serve, aotllm.serving.process.supervisor", {"asyncio"}),
+        ("aotllm.serving.process.engine_process, aotllm.tokenization.compact_codec", {"asyncio"}),
+        ("aotllm.serving.process.front_end_process", {"asyncio", "fastapi", "pydantic", "uvicorn"}),
+    ],
+)
+def test_a_process_imports_no_more_than_it_needs_to_start(modules: str, needed: set[str]):
+    program = f"import sys, {modules}; print(*(name for name in {HEAVY} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert set(done.stdout.split()) == needed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-
-import grpc
+from typing import TYPE_CHECKING
 
 from aotllm.errors import AotllmError, Internal
+
+if TYPE_CHECKING:
+    import grpc
 
 _log = logging.getLogger(__name__)
 
@@ -44,19 +46,21 @@ class RegionExists(AotllmError):
 
 
 _CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    404: grpc.StatusCode.NOT_FOUND,
-    409: grpc.StatusCode.ALREADY_EXISTS,
-    499: grpc.StatusCode.CANCELLED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    499: "CANCELLED",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
 }
 
 
 def grpc_status(error: AotllmError) -> grpc.StatusCode:
     """The status code of an error: each HTTP status has one."""
-    return _CODES.get(error.http_status, grpc.StatusCode.INTERNAL)
+    import grpc  # here: a server without gRPC needs none of it
+
+    return grpc.StatusCode[_CODES.get(error.http_status, "INTERNAL")]
 
 
 def sentence(error: AotllmError) -> str:

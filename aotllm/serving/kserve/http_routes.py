@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from aotllm.errors import AotllmError, InvalidRequest
 from aotllm.serving.context import ServingContext
-from aotllm.serving.errors import response_of as openai_response_of
+from aotllm.serving.error_responses import response_of as openai_response_of
 from aotllm.serving.kserve import http_codec
 from aotllm.serving.kserve.descriptions import model_config, model_metadata, server_metadata
 from aotllm.serving.kserve.errors import NotImplementedHere, fault, sentence

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -162,6 +161,8 @@ def _encoded(embedding: Any, body: EmbeddingRequest) -> str | list[float]:
     if body.normalize:
         vector = normalized(vector)
     if body.encoding_format == "base64":
+        import numpy as np  # here: a server that is asked for no embeddings needs none of it
+
         return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
     return numbers

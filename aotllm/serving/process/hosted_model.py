@@ -14,7 +14,8 @@ from aotllm.serving.process.front_end_connection import FrontEndConnection
 from aotllm.serving.process.messages import FullResponse, ModelState, Responses, Tokens, wire_response
 from aotllm.serving.repository import ModelState as RepositoryState
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 3600.0
+"""An idle poller sleeps: a response or shutdown wakes it"""
 
 
 @dataclass

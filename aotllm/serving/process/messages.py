@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from aotllm.manager import ManagerRequest, Response
 from aotllm.sampling_params import SamplingParams
@@ -208,12 +207,12 @@ class FullResponse(_Message):
     @property
     def logits(self) -> list[Any]:
         """float32 `[vocab_size]` per token."""
-        return [np.frombuffer(row, np.float32) for row in self.logit_rows]
+        return [_floats(row) for row in self.logit_rows]
 
     @property
     def embedding(self) -> Any:
         """float32 `[hidden_size]`, or None."""
-        return None if self.embedding_row is None else np.frombuffer(self.embedding_row, np.float32)
+        return None if self.embedding_row is None else _floats(self.embedding_row)
 
 
 class Responses(_Message):
@@ -281,6 +280,12 @@ def wire_response(request_id: int, response: Response) -> Tokens | FullResponse:
         None if times is None else Times(times.queue_seconds, times.first_token_seconds, times.total_seconds),
         None if response.embedding is None else response.embedding.tobytes(),
     )
+
+
+def _floats(row: bytes) -> Any:
+    import numpy as np  # here: processes that never see a row need none of it
+
+    return np.frombuffer(row, np.float32)
 
 
 def _scores(native: list[Any]) -> list[TokenScores]:

@@ -136,5 +136,5 @@ def test_what_is_held_back_stays_small(kind):
 
 def test_the_json_that_is_tested_decodes_in_the_library_alike():
     """Guards the premise of this file: `Tokenizer.decode` is the library's on sound text."""
-    raw = json.loads(tokenizer("sentencepiece")._raw.to_str())
+    raw = json.loads(tokenizer("sentencepiece")._codec.raw.to_str())
     assert [step["type"] for step in raw["decoder"]["decoders"]] == ["Replace", "ByteFallback", "Fuse", "Strip"]

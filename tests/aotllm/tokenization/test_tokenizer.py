@@ -108,12 +108,12 @@ class TestEncodeAndDecode:
 
     @given(ids=st.lists(st.integers(0, 262), max_size=20), skip=st.booleans())
     def test_byte_level_decoding_is_the_library_s(self, byte_level, ids, skip):
-        assert byte_level.decode(ids, skip) == byte_level._raw.decode(ids, skip_special_tokens=skip)
+        assert byte_level.decode(ids, skip) == byte_level._codec.raw.decode(ids, skip_special_tokens=skip)
 
     @given(text=any_text, skip=st.booleans())
     def test_sentencepiece_decoding_of_text_is_the_library_s(self, spm, text, skip):
         ids = spm.encode(text)
-        assert spm.decode(ids, skip) == spm._raw.decode(ids, skip_special_tokens=skip)
+        assert spm.decode(ids, skip) == spm._codec.raw.decode(ids, skip_special_tokens=skip)
 
     def test_special_tokens(self, spm):
         ids = spm.encode("the dog")
