@@ -1,62 +1,125 @@
 #!/usr/bin/env python3
 """Speed of an engine's runner without manager and tokenizer: prefill, and decode by batch size.
 
-    python scripts/bench_runner.py ENGINE [--threads N] [--json]
+    python scripts/bench_runner.py ENGINE [--threads N] [--prompt N] [--depth N] [--json] [--profile]
 
-Prefill runs a 512-token prompt; decode runs one token of each of B sequences at depth 128. Each figure is the median of
-`--repeats` passes over all configurations, so that a slow moment of the machine does not fall on one of them.
+Prefill runs a prompt of 512 tokens; decode runs one token of each of B sequences at depth 128, and gives logits or,
+with `--greedy`, tokens. Each figure is the median of `--repeats` passes over all configurations, so that a slow moment
+of the machine does not fall on one of them. `--profile` shows where the time of each goes instead, op by op.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from aotllm import _runtime
 from aotllm.engines import open_engine
 
-PROMPT_TOKENS = 512
-DEPTH = 128
+PROMPT_TOKENS = 512  # of a prompt, unless said otherwise
+DEPTH = 128  # of a decoded token, unless said otherwise
 DECODE_STEPS = 16
 
 
 class Bench:
     """One runner with room for the largest batch."""
 
-    def __init__(self, engine: str, threads: int, batches: list[int]) -> None:
+    def __init__(
+        self,
+        engine: str,
+        threads: int,
+        batches: list[int],
+        prompt_tokens: int = PROMPT_TOKENS,
+        depth: int = DEPTH,
+        greedy: bool = False,
+    ) -> None:
+        self.prompt_tokens, self.depth, self.greedy = prompt_tokens, depth, greedy
         opened = open_engine(engine)
         per_block = opened.manifest.limits.tokens_per_block
-        self.blocks = (DEPTH + DECODE_STEPS) // per_block + 1
-        prompt_blocks = PROMPT_TOKENS // per_block + 1
+        self.blocks = (self.depth + DECODE_STEPS) // per_block + 1
+        prompt_blocks = self.prompt_tokens // per_block + 1
         self.batches = [b for b in batches if b <= opened.manifest.limits.max_batch_size]
         num_blocks = max(max(self.batches) * self.blocks, prompt_blocks)
         self.runner = _runtime.CpuRunner(str(opened.rank_file()), num_blocks, threads)
-        self.prompt = np.random.default_rng(0).integers(0, self.runner.vocab_size, PROMPT_TOKENS).tolist()
+        self.prompt = np.random.default_rng(0).integers(0, self.runner.vocab_size, self.prompt_tokens).tolist()
         self.prompt_table = list(range(prompt_blocks))
+        for i in range(max(self.batches)):
+            self._fill(list(range(i * self.blocks, (i + 1) * self.blocks)))
+
+    def _fill(self, table: list[int]) -> None:
+        """Writes the context of one sequence: memory that nothing was written to costs nothing to read."""
+        chunk = self.runner.max_num_tokens
+        for i in range(0, self.depth, chunk):
+            tokens = [self.prompt[j % len(self.prompt)] for j in range(i, min(i + chunk, self.depth))]
+            self.runner.step([tokens], [i], [table], ["none"])
 
     def prefill(self, adapter: int = 0) -> float:
         """Tokens per second."""
         chunk = self.runner.max_num_tokens
         begin = time.perf_counter()
-        for i in range(0, PROMPT_TOKENS, chunk):
-            last = "last" if i + chunk >= PROMPT_TOKENS else "none"
+        for i in range(0, self.prompt_tokens, chunk):
+            last = "last" if i + chunk >= self.prompt_tokens else "none"
             self.runner.step([self.prompt[i : i + chunk]], [i], [self.prompt_table], [last], [adapter])
-        return PROMPT_TOKENS / (time.perf_counter() - begin)
+        return self.prompt_tokens / (time.perf_counter() - begin)
 
     def decode(self, batch: int, adapters: Sequence[int] = ()) -> float:
         """Tokens per second over all sequences; `adapters`: of each, none where empty."""
         tables = [list(range(i * self.blocks, (i + 1) * self.blocks)) for i in range(batch)]
-        tokens = [[self.prompt[i % PROMPT_TOKENS]] for i in range(batch)]
+        tokens = [[self.prompt[i % self.prompt_tokens]] for i in range(batch)]
         begin = time.perf_counter()
         for step in range(DECODE_STEPS):
-            self.runner.step(tokens, [DEPTH + step] * batch, tables, ["last"] * batch, adapters)
+            starts = [self.depth + step] * batch
+            if self.greedy:
+                self.runner.next_tokens(tokens, starts, tables)
+            else:
+                self.runner.step(tokens, starts, tables, ["last"] * batch, adapters)
         return batch * DECODE_STEPS / (time.perf_counter() - begin)
+
+    def profile(self, run: Callable[[], object], repeats: int) -> dict[str, Any]:
+        """The profile of `repeats` times `run`."""
+        self.runner.set_profiling(True)
+        for _ in range(repeats):
+            run()
+        profile: dict[str, Any] = self.runner.profile()
+        self.runner.set_profiling(False)
+        return profile
+
+
+def print_profile(title: str, profile: dict[str, Any]) -> None:
+    """Milliseconds of a step by op: what a thread spends on average, and the rate at which weights are read."""
+    steps, threads = profile["steps"], profile["threads"]
+    print(f"\n{title}: {1e3 * profile['seconds'] / steps:.3f} ms a step")
+    print(f"  {'op':16} {'prepare':>8} {'compute':>8} {'wait':>8} {'total':>8} {'share':>6} {'GB/s':>6}  weights")
+    totals = [0.0, 0.0, 0.0]
+    rows = [
+        (op, [1e3 * op[f"{part}_seconds"] / steps / threads for part in ("prepare", "compute", "wait")])
+        for op in profile["ops"]
+    ]
+    whole = 1e3 * profile["seconds"] / steps
+    for op, parts in rows:
+        totals = [a + b for a, b in zip(totals, parts, strict=True)]
+        rate = f"{op['bytes'] / parts[1] / 1e6:6.1f}" if op["bytes"] else " " * 6
+        shape = f"{op['count']} x ({op['shape']})" if op["shape"] else f"{op['count']} x"
+        cells = " ".join(f"{value:8.3f}" for value in [*parts, sum(parts)])
+        print(f"  {op['op']:16} {cells} {sum(parts) / whole:6.1%} {rate}  {shape}")
+    cells = " ".join(f"{value:8.3f}" for value in [*totals, sum(totals)])
+    print(f"  {'all':16} {cells} {sum(totals) / whole:6.1%}")
+
+
+def show_profiles(bench: Bench, repeats: int) -> None:
+    """Profiles of prefill and of each batch size."""
+    bench.prefill()
+    print_profile(f"prefill {bench.prompt_tokens}", bench.profile(bench.prefill, repeats))
+    for batch in bench.batches:
+        print_profile(f"decode, batch {batch}", bench.profile(functools.partial(bench.decode, batch), repeats))
 
 
 def main() -> None:
@@ -65,14 +128,30 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("--threads", type=int, default=0, help="0 = the runtime's default")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--prompt", type=int, default=PROMPT_TOKENS, help="tokens of the prompt of prefill")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="tokens before the first decoded one")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--greedy", action="store_true", help="decode steps give tokens, as they do in a server, not logits"
+    )
+    parser.add_argument("--profile", action="store_true", help="where the time goes, op by op")
     arguments = parser.parse_args()
-    bench = Bench(arguments.engine, arguments.threads, arguments.batches)
+    bench = Bench(
+        arguments.engine,
+        arguments.threads,
+        arguments.batches,
+        arguments.prompt,
+        arguments.depth,
+        arguments.greedy,
+    )
     samples: defaultdict[str, list[float]] = defaultdict(list)
     bench.decode(1)  # pages of the mapped weights
+    if arguments.profile:
+        show_profiles(bench, arguments.repeats)
+        return
     for _ in range(arguments.repeats):
-        samples[f"prefill {PROMPT_TOKENS}"].append(bench.prefill())
+        samples[f"prefill {arguments.prompt}"].append(bench.prefill())
         for batch in bench.batches:
             samples[f"decode, batch {batch}"].append(bench.decode(batch))
     threads = arguments.threads or _runtime.default_num_threads()

@@ -16,7 +16,7 @@ from tests.integration.engines import build_engine, prompt_logits, runner, save_
 from tests.integration.test_architectures import BASE, GEMMA, random_prompt
 
 ROUNDING = 2e-4
-"""Of logits of about 10 whose sums are made in another order, in float32 but for a float16 cache"""
+"""Of logits of about 10 whose sums are made in another order, in float32 but for an int16 cache"""
 HEADS = {**BASE, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 131}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", HEADS),
@@ -94,7 +94,7 @@ def test_half_precision_weights(dtype: str, tmp_path: Path) -> None:
     one, three = engines_of("llama", tmp_path, ({}, {"tp": 4}), dtype)
     prompt = random_prompt(11)
     got, want = prompt_logits(three, prompt), prompt_logits(one, prompt)
-    assert np.abs(got - want).max() <= 5e-3  # the cache is float16
+    assert np.abs(got - want).max() <= 5e-3  # the cache is int16
     assert tokens_agree(got, want)
 
 

@@ -44,7 +44,7 @@ def batched_logits(engine: Engine, prompts: list[list[int]], chunk: int) -> np.n
 
 @pytest.fixture(params=["smollm2", "smollm2_int8"])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """One model with a float16 and with an int8 cache."""
+    """One model with an int16 and with an int8 cache."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 

@@ -81,7 +81,7 @@ def tight(engine_blocks: int) -> dict[str, dict[str, Any]]:
     }
 
 
-# SmolLM2, float16 and int8 cache --------------------------------------------------------------------------------------
+# SmolLM2, int16 and int8 cache ----------------------------------------------------------------------------------------
 
 SMOLLM2_OPTIONS = {**OPTIONS, **tight(8)}
 SHARED = (1, 15, 16, 17, 48, 79)

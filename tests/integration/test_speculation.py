@@ -24,7 +24,7 @@ from tests.integration.test_architectures import CASES, random_prompt
 from tests.integration.test_lora import save_adapter
 
 PROMPTS = varied_prompts(200)
-REPETITIVE = "one two three four five six, one two three four five six, one two three four five six, one two"
+REPETITIVE = "one two three four five six, " * 8 + "one two"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=16, ignore_eos=True)
 
