@@ -124,7 +124,8 @@ TEST(StepLogits, TokensAreThoseOfTheHostWhateverThreadHasWhichPart) {
       }
       ASSERT_EQ(outputs.tokens, expected) << "seed " << seed;
       ASSERT_EQ(outputs.logits.size(), given.size());
-      ASSERT_EQ(std::memcmp(outputs.logits.data(), given.data(), given.size() * sizeof(float)), 0) << "seed " << seed;
+      const std::size_t bytes = given.size() * sizeof(float);
+      ASSERT_TRUE(bytes == 0 || std::memcmp(outputs.logits.data(), given.data(), bytes) == 0) << "seed " << seed;
     }
   }
 }
