@@ -14,15 +14,14 @@ import argparse
 import functools
 import json
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from aotllm import _runtime
 from aotllm.engines import open_engine
+from runner_speed import RunnerSpeed
 
 PROMPT_TOKENS = 512  # of a prompt, unless said otherwise
 DEPTH = 128  # of a decoded token, unless said otherwise
@@ -41,47 +40,28 @@ class Bench:
         depth: int = DEPTH,
         greedy: bool = False,
     ) -> None:
-        self.prompt_tokens, self.depth, self.greedy = prompt_tokens, depth, greedy
-        opened = open_engine(engine)
-        per_block = opened.manifest.limits.tokens_per_block
-        self.blocks = (self.depth + DECODE_STEPS) // per_block + 1
-        prompt_blocks = self.prompt_tokens // per_block + 1
-        self.batches = [b for b in batches if b <= opened.manifest.limits.max_batch_size]
-        num_blocks = max(max(self.batches) * self.blocks, prompt_blocks)
-        self.runner = _runtime.CpuRunner(str(opened.rank_file()), num_blocks, threads)
-        self.prompt = np.random.default_rng(0).integers(0, self.runner.vocab_size, self.prompt_tokens).tolist()
-        self.prompt_table = list(range(prompt_blocks))
-        for i in range(max(self.batches)):
-            self._fill(list(range(i * self.blocks, (i + 1) * self.blocks)))
-
-    def _fill(self, table: list[int]) -> None:
-        """Writes the context of one sequence: memory that nothing was written to costs nothing to read."""
-        chunk = self.runner.max_num_tokens
-        for i in range(0, self.depth, chunk):
-            tokens = [self.prompt[j % len(self.prompt)] for j in range(i, min(i + chunk, self.depth))]
-            self.runner.step([tokens], [i], [table], ["none"])
+        self.prompt_tokens = prompt_tokens
+        largest = open_engine(engine).manifest.limits.max_batch_size
+        self.batches = [b for b in batches if b <= largest]
+        self._speed = RunnerSpeed(
+            Path(engine),
+            threads,
+            batches=self.batches,
+            prompt=depth,
+            generate=DECODE_STEPS,
+            prefills=[prompt_tokens],
+            greedy=greedy,
+        )
+        self.runner = self._speed.runner
+        self._speed.batch(max(self.batches))  # contexts are computed once, and not while anything is measured
 
     def prefill(self, adapter: int = 0) -> float:
         """Tokens per second."""
-        chunk = self.runner.max_num_tokens
-        begin = time.perf_counter()
-        for i in range(0, self.prompt_tokens, chunk):
-            last = "last" if i + chunk >= self.prompt_tokens else "none"
-            self.runner.step([self.prompt[i : i + chunk]], [i], [self.prompt_table], [last], [adapter])
-        return self.prompt_tokens / (time.perf_counter() - begin)
+        return self._speed.prefill(self.prompt_tokens, adapter)
 
     def decode(self, batch: int, adapters: Sequence[int] = ()) -> float:
         """Tokens per second over all sequences; `adapters`: of each, none where empty."""
-        tables = [list(range(i * self.blocks, (i + 1) * self.blocks)) for i in range(batch)]
-        tokens = [[self.prompt[i % self.prompt_tokens]] for i in range(batch)]
-        begin = time.perf_counter()
-        for step in range(DECODE_STEPS):
-            starts = [self.depth + step] * batch
-            if self.greedy:
-                self.runner.next_tokens(tokens, starts, tables)
-            else:
-                self.runner.step(tokens, starts, tables, ["last"] * batch, adapters)
-        return batch * DECODE_STEPS / (time.perf_counter() - begin)
+        return self._speed.batch(batch, adapters)
 
     def profile(self, run: Callable[[], object], repeats: int) -> dict[str, Any]:
         """The profile of `repeats` times `run`."""
@@ -146,7 +126,6 @@ def main() -> None:
         arguments.greedy,
     )
     samples: defaultdict[str, list[float]] = defaultdict(list)
-    bench.decode(1)  # pages of the mapped weights
     if arguments.profile:
         show_profiles(bench, arguments.repeats)
         return

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aotllm.bench.options import LoadOptions, ReportOptions, TargetOptions, WorkloadOptions
+from aotllm.cli import EXIT_INTERRUPTED
 from aotllm.cli.bench_offline import latency, throughput
-from aotllm.cli.bench_result import EXIT_INTERRUPTED, Progress, check_outputs, options_of, write_json
+from aotllm.cli.bench_result import Progress, check_outputs, options_of, write_json
 from aotllm.cli.console import note
 from aotllm.cli.flags import schema_flags, with_flags
 from aotllm.errors import AotllmError, InvalidRequest

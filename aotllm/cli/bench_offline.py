@@ -11,7 +11,8 @@ import typer
 
 from aotllm.bench.offline_options import LatencyOptions, PromptOptions, ThroughputOptions
 from aotllm.bench.options import ReportOptions
-from aotllm.cli.bench_result import EXIT_INTERRUPTED, Progress, check_outputs, options_of, write_json
+from aotllm.cli import EXIT_INTERRUPTED
+from aotllm.cli.bench_result import Progress, check_outputs, options_of, write_json
 from aotllm.cli.console import note
 from aotllm.cli.flags import schema_flags, with_flags
 from aotllm.errors import AotllmError, InvalidRequest

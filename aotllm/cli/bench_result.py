@@ -13,8 +13,6 @@ from aotllm.cli.console import print_json
 from aotllm.errors import InvalidRequest
 from aotllm.parameters import parameters
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
-
 T = TypeVar("T")
 
 

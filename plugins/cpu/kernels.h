@@ -64,6 +64,14 @@ const char* format_name(Format format) noexcept;
 
 /// Bytes of one panel of `k` columns (k a multiple of 32 for block formats); a multiple of 64.
 std::size_t panel_bytes(Format format, int k) noexcept;
+/// Panels of `rows` rows of weights.
+constexpr int panels_of(int rows) noexcept {
+  return (rows + kPanelRows - 1) / kPanelRows;
+}
+/// Bytes of the panels of an n × k matrix.
+inline std::size_t segment_bytes(Format format, int n, int k) noexcept {
+  return static_cast<std::size_t>(panels_of(n)) * panel_bytes(format, k);
+}
 
 /// Whole rows of a packed matrix in one format.
 struct Segment {

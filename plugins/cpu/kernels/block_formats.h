@@ -103,13 +103,17 @@ struct CodesMxfp4 {
 // ---- scales. `Block` has those of a block, `group` counts its scale groups; `at` finds a block's in the panel's scale
 // area, `Reader` goes through the area block by block.
 
-/// Goes through blocks of `kBlockBytes` each.
-template <class Scales>
+/// Goes through blocks, of which `Span` share `kBlockBytes`.
+template <class Scales, int Span = 1>
 struct BlockReader {
   const std::uint8_t* next_block;
+  int left = Span;  ///< blocks of those at `next_block`
   typename Scales::Block next() {
     const typename Scales::Block block{next_block};
-    next_block += Scales::kBlockBytes;
+    if (Span == 1 || --left == 0) {
+      next_block += Scales::kBlockBytes;
+      left = Span;
+    }
     return block;
   }
 };
@@ -125,18 +129,7 @@ struct ScalesF16 {
     F32x16 scale(int) const { return load_f16(bytes); }
     F32x16 min(int) const { return load_f16(bytes + 32); }
   };
-  struct Reader {
-    const std::uint8_t* next_block;
-    int left = Span;  ///< blocks that share these scales
-    Block next() {
-      const Block block{next_block};
-      if (Span == 1 || --left == 0) {
-        next_block += kBlockBytes;
-        left = Span;
-      }
-      return block;
-    }
-  };
+  using Reader = BlockReader<ScalesF16, Span>;
   static Block at(const std::uint8_t* area, int block) { return {area + block / Span * kBlockBytes}; }
 };
 

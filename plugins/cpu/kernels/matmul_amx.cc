@@ -87,6 +87,24 @@ const std::uint8_t* padded(const std::uint8_t* lines, int count, std::uint8_t* t
   return to;
 }
 
+/// Calls add(x, w) for each step of k: the activations of the first row, and the weights of P panels.
+template <int P, class Add>
+inline void for_each_step(const Place& at, int k, Add&& add) {
+  const Steps steps(k);
+  const std::uint8_t* w[P];
+  for (int p = 0; p < P; ++p) w[p] = at.panel + at.panel_stride * static_cast<std::size_t>(p);
+  const std::uint16_t* x = at.x;
+  for (int i = 0; i < steps.whole; ++i, x += kBf16Line) {
+    add(x, w);
+    for (int p = 0; p < P; ++p) w[p] += kStepBytes;
+  }
+  alignas(64) std::uint8_t rest[P][kStepBytes];
+  if (steps.rest_lines > 0) {
+    for (int p = 0; p < P; ++p) w[p] = padded(w[p], steps.rest_lines, rest[p]);
+    add(x, w);
+  }
+}
+
 /// P panels of up to 16 rows.
 template <int P>
 void rows_tile(const Place& at, int k) {
@@ -111,19 +129,7 @@ void rows_tile(const Place& at, int k) {
       _tile_dpbf16ps(3, 4, 7);
     }
   };
-  const Steps steps(k);
-  const std::uint8_t* w[P];
-  for (int p = 0; p < P; ++p) w[p] = at.panel + at.panel_stride * static_cast<std::size_t>(p);
-  const std::uint16_t* x = at.x;
-  for (int i = 0; i < steps.whole; ++i, x += kBf16Line) {
-    add(x, w);
-    for (int p = 0; p < P; ++p) w[p] += kStepBytes;
-  }
-  alignas(64) std::uint8_t rest[P][kStepBytes];
-  if (steps.rest_lines > 0) {
-    for (int p = 0; p < P; ++p) w[p] = padded(w[p], steps.rest_lines, rest[p]);
-    add(x, w);
-  }
+  for_each_step<P>(at, k, add);
   _tile_stored(0, at.y, at.y_stride * 4);
   if constexpr (P > 1) _tile_stored(1, at.y + kPanelRows, at.y_stride * 4);
   if constexpr (P > 2) _tile_stored(2, at.y + 2 * kPanelRows, at.y_stride * 4);
@@ -152,19 +158,7 @@ void two_tiles(const Place& at, int k) {
       _tile_dpbf16ps(3, 5, 7);
     }
   };
-  const Steps steps(k);
-  const std::uint8_t* w[P];
-  for (int p = 0; p < P; ++p) w[p] = at.panel + at.panel_stride * static_cast<std::size_t>(p);
-  const std::uint16_t* x = at.x;
-  for (int i = 0; i < steps.whole; ++i, x += kBf16Line) {
-    add(x, w);
-    for (int p = 0; p < P; ++p) w[p] += kStepBytes;
-  }
-  alignas(64) std::uint8_t rest[P][kStepBytes];
-  if (steps.rest_lines > 0) {
-    for (int p = 0; p < P; ++p) w[p] = padded(w[p], steps.rest_lines, rest[p]);
-    add(x, w);
-  }
+  for_each_step<P>(at, k, add);
   _tile_stored(0, at.y, at.y_stride * 4);
   _tile_stored(2, at.y + kTileRows * at.y_stride, at.y_stride * 4);
   if constexpr (P > 1) {

@@ -24,8 +24,7 @@ py::array_t<float> dequantize_panels(const std::string& format, int n, int k, co
       (!cpu::is_float_format(segment.format) && k % cpu::kWeightBlock != 0)) {
     throw Error(ErrorKind::kInvalidRequest, cat("no segment is \"", format, "\" of ", n, " x ", k));
   }
-  const std::size_t bytes =
-      cpu::panel_bytes(segment.format, k) * static_cast<std::size_t>((n + cpu::kPanelRows - 1) / cpu::kPanelRows);
+  const std::size_t bytes = cpu::segment_bytes(segment.format, n, k);
   if (static_cast<std::size_t>(panels.size()) != bytes) {
     throw Error(ErrorKind::kInvalidRequest, cat("panels: expected ", bytes, " bytes, got ", panels.size()), "panels");
   }

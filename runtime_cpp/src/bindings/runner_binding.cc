@@ -51,6 +51,22 @@ py::array_t<float> to_array(StepOutputs outputs) {
   return py::array_t<float>(shape, values, owner);
 }
 
+/// One table of each sequence serves all groups. What is given must outlive what is returned.
+std::vector<SequenceStep> sequences_of(const std::vector<std::vector<TokenId>>& tokens,
+                                       const std::vector<std::int32_t>& start_positions,
+                                       const std::vector<std::vector<BlockId>>& block_tables) {
+  check_length("start_positions", start_positions.size(), tokens.size());
+  check_length("block_tables", block_tables.size(), tokens.size());
+  std::vector<SequenceStep> sequences;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    SequenceStep& sequence = sequences.emplace_back();
+    sequence.tokens = tokens[i];
+    sequence.start_position = start_positions[i];
+    sequence.block_tables.fill(block_tables[i]);
+  }
+  return sequences;
+}
+
 /// A runner behind a lock: steps release the GIL, and Python may call from several threads.
 class PyRunner {
  public:
@@ -68,18 +84,12 @@ class PyRunner {
                           const std::vector<std::int32_t>& start_positions,
                           const std::vector<std::vector<BlockId>>& block_tables, const std::vector<std::string>& logits,
                           const std::vector<AdapterId>& adapters) {
-    check_length("start_positions", start_positions.size(), tokens.size());
-    check_length("block_tables", block_tables.size(), tokens.size());
+    std::vector<SequenceStep> sequences = sequences_of(tokens, start_positions, block_tables);
     check_length("logits", logits.size(), tokens.size());
     if (!adapters.empty()) check_length("adapters", adapters.size(), tokens.size());
-    std::vector<SequenceStep> sequences;
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      SequenceStep& sequence = sequences.emplace_back();
-      sequence.tokens = tokens[i];
-      sequence.start_position = start_positions[i];
-      sequence.block_tables.fill(block_tables[i]);  // one table for all groups
-      sequence.logits = parse_logits_mode(logits[i]);
-      sequence.adapter = adapters.empty() ? 0 : adapters[i];
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      sequences[i].logits = parse_logits_mode(logits[i]);
+      sequences[i].adapter = adapters.empty() ? 0 : adapters[i];
     }
     StepOutputs outputs;
     {
@@ -94,21 +104,14 @@ class PyRunner {
   std::vector<TokenId> next_tokens(const std::vector<std::vector<TokenId>>& tokens,
                                    const std::vector<std::int32_t>& start_positions,
                                    const std::vector<std::vector<BlockId>>& block_tables) {
-    check_length("start_positions", start_positions.size(), tokens.size());
-    check_length("block_tables", block_tables.size(), tokens.size());
-    if (!runner_->samples())
+    std::vector<SequenceStep> sequences = sequences_of(tokens, start_positions, block_tables);
+    if (!runner_->samples()) {
       throw Error(ErrorKind::kInvalidRequest, "next_tokens: this engine's runner does not sample");
+    }
+    for (SequenceStep& sequence : sequences) sequence.sampling.emplace();
     const py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    steps_.clear();
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      SequenceStep& sequence = steps_.emplace_back();
-      sequence.tokens = tokens[i];
-      sequence.start_position = start_positions[i];
-      sequence.block_tables.fill(block_tables[i]);
-      sequence.sampling.emplace();
-    }
-    runner_->step(steps_, outputs_);
+    runner_->step(sequences, outputs_);
     return outputs_.tokens;
   }
 
@@ -138,8 +141,7 @@ class PyRunner {
   std::unique_ptr<ModelRunner> runner_;
   std::int32_t num_blocks_;
   std::mutex mutex_;
-  std::vector<SequenceStep> steps_;
-  StepOutputs outputs_;
+  StepOutputs outputs_;  ///< of next_tokens
 };
 
 class PyCpuRunner : public PyRunner {

@@ -187,8 +187,7 @@ LinearSegment read_segment(const JsonField& field, const PlanReader& reader, con
 
   const JsonField name = field.at("tensor");
   const Tensor& tensor = reader.tensor(name);
-  const std::size_t panels = (static_cast<std::size_t>(weights.n) + cpu::kPanelRows - 1) / cpu::kPanelRows;
-  const std::size_t bytes = panels * cpu::panel_bytes(weights.format, weights.k);
+  const std::size_t bytes = cpu::segment_bytes(weights.format, weights.n, weights.k);
   if (tensor.dtype != DType::kU8 || tensor.bytes.size() != bytes) {
     name.fail(cat("a U8 tensor of ", bytes, " bytes"),
               cat(tensor.dtype == DType::kU8 ? "U8" : "F32", " of ", tensor.bytes.size(), " bytes"));
@@ -314,7 +313,7 @@ void read_linears(const JsonField& root, PlanReader& reader) {
       }
       if (linear.n + weights.n > kMaxDimension) segments.fail(cat("at most ", kMaxDimension, " rows"));
       linear.n += weights.n;
-      linear.panels += (weights.n + cpu::kPanelRows - 1) / cpu::kPanelRows;
+      linear.panels += cpu::panels_of(weights.n);
       linear.segments.push_back(std::move(segment));
     }
     const JsonField n = field.at("n");

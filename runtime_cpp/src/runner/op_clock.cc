@@ -32,8 +32,8 @@ OpName name_of(const Op& op) {
 std::int64_t bytes_of(const Linear& linear) {
   std::int64_t bytes = 0;
   for (const LinearSegment& segment : linear.segments) {
-    const std::int64_t panels = (segment.weights.n + cpu::kPanelRows - 1) / cpu::kPanelRows;
-    bytes += panels * static_cast<std::int64_t>(cpu::panel_bytes(segment.weights.format, segment.weights.k));
+    const cpu::Segment& weights = segment.weights;
+    bytes += static_cast<std::int64_t>(cpu::segment_bytes(weights.format, weights.n, weights.k));
   }
   return bytes;
 }

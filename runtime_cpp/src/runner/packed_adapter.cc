@@ -18,7 +18,7 @@ std::size_t a_bytes(const Updates& updates) {
 }
 
 std::size_t b_bytes(const LowRankUpdate& update) {
-  return static_cast<std::size_t>(panels_of(update.out)) * cpu::panel_bytes(cpu::Format::kF32, update.rank);
+  return cpu::segment_bytes(cpu::Format::kF32, update.out, update.rank);
 }
 
 std::size_t bytes_of(const Updates& updates) {

@@ -33,10 +33,7 @@ inline int row_tiles(int rows, int tile_rows) {
   return (rows + tile_rows - 1) / tile_rows;
 }
 
-/// Panels of `rows` rows of weights.
-inline int panels_of(int rows) {
-  return (rows + cpu::kPanelRows - 1) / cpu::kPanelRows;
-}
+using cpu::panels_of;
 
 /// Panels of a linear and rows of its input.
 struct Tile {
