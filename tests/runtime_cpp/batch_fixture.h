@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "expected_output.h"
 #include "fake_runner.h"
 #include "manager/inflight_batcher.h"
 #include "manager/limits.h"

@@ -7,7 +7,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -15,88 +14,11 @@
 #include <vector>
 
 #include "aotllm/model_runner.h"
-#include "aotllm/request.h"
 #include "aotllm/sampler.h"
+#include "fake_model.h"
 #include "sampling/processors.h"
 
 namespace aotllm::testing {
-
-inline std::uint64_t mix(std::uint64_t x) {  // the finalizer of SplitMix64
-  x += 0x9E3779B97F4A7C15;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-/// A prompt that begins with this token makes logits of NaN.
-inline constexpr TokenId kNanToken = 1;
-
-/// What a cache slot holds in place of K and V: which token at which position, computed by which adapter.
-struct Slot {
-  TokenId token = -1;
-  std::int32_t position = -1;
-  AdapterId adapter = -1;
-};
-
-inline std::uint64_t fold(std::uint64_t hash, const Slot& slot) {
-  return mix(mix(hash ^ (static_cast<std::uint64_t>(static_cast<std::uint32_t>(slot.token)) << 32 |
-                         static_cast<std::uint32_t>(slot.position))) ^
-             static_cast<std::uint32_t>(slot.adapter));
-}
-
-/// First position that a token at `position` sees in a group.
-inline std::int32_t first_seen(std::int32_t position, std::int32_t window) {
-  return window == 0 ? 0 : std::max(0, position - window + 1);
-}
-
-/// The fake model: what a token at `position` has of its sequence, `slot(group, position)` being what it reads. The
-/// hash covers, in each group, all that the token sees.
-template <class ReadSlot>
-std::uint64_t hash_of(const ModelShape& shape, std::int32_t position, ReadSlot&& slot) {
-  std::uint64_t hash = 0;
-  for (int group = 0; group < static_cast<int>(shape.kv_groups.size()); ++group) {
-    const std::int32_t window = shape.kv_groups[static_cast<std::size_t>(group)].window;
-    for (std::int32_t seen = first_seen(position, window); seen <= position; ++seen) {
-      hash = fold(hash, slot(group, seen));
-    }
-  }
-  return hash;
-}
-
-/// Logits in [0, 8) from a hash, NaN for the poisoned ones.
-inline void fake_logits(std::uint64_t hash, TokenId first_token, std::span<float> row) {
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    row[i] = first_token == kNanToken ? std::numeric_limits<float>::quiet_NaN()
-                                      : static_cast<float>(mix(hash + i) >> 40) * 0x1.0p-21F;
-  }
-}
-
-/// A hidden state in [0, 1) from a hash, NaN for the poisoned ones.
-inline void fake_hidden(std::uint64_t hash, TokenId first_token, std::span<float> row) {
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    row[i] = first_token == kNanToken ? std::numeric_limits<float>::quiet_NaN()
-                                      : static_cast<float>(mix(~hash + i) >> 40) * 0x1.0p-24F;
-  }
-}
-
-inline ModelShape small_shape() {
-  return {.vocab_size = 37,
-          .hidden_size = 5,
-          .num_layers = 1,
-          .max_seq_len = 48,
-          .max_num_tokens = 32,
-          .max_batch_size = 8,
-          .tokens_per_block = 4,
-          .kv_groups = {{.window = 0, .bytes_per_block = 64}}};
-}
-
-/// A model with layers that see everything, and layers that see 10 and 6 tokens.
-inline ModelShape windowed_shape() {
-  ModelShape shape = small_shape();
-  shape.num_layers = 3;
-  shape.kv_groups = {{0, 64}, {10, 64}, {6, 64}};
-  return shape;
-}
 
 /// A runner that keeps tokens in its "KV blocks" and reads them back through the block tables: a block that is wrong,
 /// stale, shared or at the wrong place gives other tokens than `expected_output`. It also refuses steps that break the
@@ -143,9 +65,7 @@ class FakeRunner : public ModelRunner {
     }
     for (const SequenceStep& sequence : sequences) {
       const auto last = sequence.start_position + static_cast<std::int32_t>(sequence.tokens.size()) - 1;
-      const std::int32_t first = sequence.logits == LogitsMode::kNone  ? last + 1
-                                 : sequence.logits == LogitsMode::kAll ? sequence.start_position
-                                                                       : last;
+      const std::int32_t first = last + 1 - static_cast<std::int32_t>(sequence.num_output_rows());
       for (std::int32_t position = first; position <= last; ++position) {
         const std::uint64_t hash =
             hash_of(shape_, position, [&](int group, std::int32_t seen) { return slot(sequence, group, seen); });
@@ -402,50 +322,5 @@ class QueueingRunner : public SamplingRunner {
   using SamplingRunner::SamplingRunner;
   bool queues() const noexcept override { return true; }
 };
-
-/// All that a request gives.
-struct Output {
-  std::vector<TokenId> tokens;
-  FinishReason reason = FinishReason::kLength;
-  friend bool operator==(const Output&, const Output&) = default;
-};
-
-/// What the fake model answers to `request` (with a seed, or greedy) when it has the machine to itself.
-inline Output expected_output(const Request& request, const ModelShape& shape, std::int32_t max_seq_len,
-                              const std::vector<TokenId>& eos_token_ids, std::uint32_t sequence_index = 0) {
-  const SamplingParams& params = request.sampling;
-  std::vector<TokenId> tokens = request.prompt_token_ids;
-  const auto num_prompt_tokens = static_cast<std::int32_t>(tokens.size());
-  const auto contains = [](const std::vector<TokenId>& ids, TokenId id) {
-    return std::set(ids.begin(), ids.end()).contains(id);
-  };
-  Sampler sampler(shape.vocab_size);
-  std::vector<float> row(static_cast<std::size_t>(shape.vocab_size));
-  Output output;
-  while (true) {
-    const auto last = static_cast<std::int32_t>(tokens.size()) - 1;
-    const std::uint64_t hash = hash_of(shape, last, [&](int /*group*/, std::int32_t position) {
-      return Slot{tokens[static_cast<std::size_t>(position)], position, request.adapter};
-    });
-    fake_logits(hash, tokens[0], row);
-    LogitsProcessors processors = make_processors(params, eos_token_ids, shape.vocab_size);  // without a memory
-    const TokenId token = sampler.sample(row, {.params = params,
-                                               .processors = processors,
-                                               .tokens = tokens,
-                                               .num_prompt_tokens = num_prompt_tokens,
-                                               .seed = static_cast<std::uint64_t>(params.seed.value_or(0)),
-                                               .sequence_index = sequence_index});
-    tokens.push_back(token);
-    output.tokens.push_back(token);
-    if (contains(params.stop_token_ids, token) || (!params.ignore_eos && contains(eos_token_ids, token))) {
-      output.reason = FinishReason::kStop;
-      return output;
-    }
-    if (output.tokens.size() == static_cast<std::size_t>(params.max_tokens) ||
-        tokens.size() == static_cast<std::size_t>(max_seq_len)) {
-      return output;
-    }
-  }
-}
 
 }  // namespace aotllm::testing

@@ -20,6 +20,7 @@
 
 #include "aotllm/errors.h"
 #include "error_kind_of.h"
+#include "expected_output.h"
 #include "fake_runner.h"
 
 namespace aotllm {

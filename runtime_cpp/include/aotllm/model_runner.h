@@ -127,6 +127,13 @@ struct SequenceStep {
   /// ≥ 0: its only token is not known yet; it is the one that the step queued before draws as this one of
   /// StepOutputs::tokens. What `tokens` holds means nothing then.
   std::int32_t fed = -1;
+
+  /// Tokens that give a row, the last ones of `tokens`: logits, or the hidden state, or a token where `is_sampled`.
+  std::size_t num_output_rows() const noexcept {
+    if (logits == LogitsMode::kNone) return 0;
+    return logits == LogitsMode::kAll ? tokens.size() : 1;
+  }
+  bool is_sampled() const noexcept { return sampling.has_value() && logits == LogitsMode::kLast && !hidden; }
 };
 
 /// Where KV blocks are: the device's memory, which steps read and write, or the host's, which only keeps them. Each

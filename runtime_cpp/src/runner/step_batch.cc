@@ -83,9 +83,9 @@ void StepBatch::assign(std::span<const SequenceStep> sequences, const BlockCount
       check_blocks(sequence, i, group, num_blocks[group]);
     }
     sequence_ends_.insert(sequence_ends_.end(), length, static_cast<std::int32_t>(tokens_.size() + length));
+    const std::size_t first_output = length - sequence.num_output_rows();
     for (std::size_t t = 0; t < length; ++t) {
-      const bool last = t + 1 == length;
-      if (sequence.logits == LogitsMode::kAll || (sequence.logits == LogitsMode::kLast && last)) {
+      if (t >= first_output) {
         (sequence.hidden ? hidden_rows_ : logit_rows_).push_back(static_cast<std::int32_t>(tokens_.size()));
       }
       tokens_.push_back(sequence.tokens[t]);

@@ -3,19 +3,6 @@
 #include <algorithm>
 
 namespace aotllm {
-namespace {
-
-bool is_sampled(const SequenceStep& sequence) {
-  return sequence.sampling.has_value() && sequence.logits == LogitsMode::kLast;
-}
-
-std::size_t logit_rows(const SequenceStep& sequence) {
-  if (sequence.hidden || sequence.logits == LogitsMode::kNone) return 0;
-  return sequence.logits == LogitsMode::kAll ? sequence.tokens.size() : 1;
-}
-
-}  // namespace
-
 StepLogits::StepLogits(const ModelShape& shape, int num_threads)
     : vocab_size_(shape.vocab_size), num_threads_(num_threads), samplers_(static_cast<std::size_t>(num_threads)) {
   rows_.reserve(static_cast<std::size_t>(shape.max_num_tokens));
@@ -28,11 +15,12 @@ void StepLogits::assign(std::span<const SequenceStep> sequences, StepOutputs& ou
   num_drawn_ = 0;
   std::size_t num_given = 0;
   for (const SequenceStep& sequence : sequences) {
-    const bool sampled = is_sampled(sequence);
-    const std::size_t count = logit_rows(sequence);
+    if (sequence.hidden) continue;
+    const bool sampled = sequence.is_sampled();
+    const std::size_t count = sequence.num_output_rows();
     rows_.insert(rows_.end(), count, Row{nullptr, sampled ? &sequence : nullptr, kNothingAllowed});
     if (!sampled) num_given += count;
-    if (sampled && count > 0 && sequence.sampling->temperature > 0.0F) ++num_drawn_;
+    if (sampled && sequence.sampling->temperature > 0.0F) ++num_drawn_;
   }
   outputs.vocab_size = vocab_size_;
   outputs.logits.resize(num_given * width);

@@ -85,12 +85,12 @@ StepShape StepData::shape_of(std::span<const SequenceStep> sequences, bool alway
     } else {
       shape.num_tiles += num_tiles(sequence);
     }
-    if (sequence.sampling && !sequence.hidden) {
+    if (sequence.is_sampled()) {
       ++shape.sampled;
       shape.greedy = shape.greedy && sequence.sampling->temperature == 0.0f;
       shape.late = shape.late || is_late(sequence);
-    } else if (sequence.logits != LogitsMode::kNone) {
-      shape.host_rows += sequence.logits == LogitsMode::kAll ? rows : 1;
+    } else {
+      shape.host_rows += static_cast<int>(sequence.num_output_rows());
     }
   }
   return shape;
@@ -169,17 +169,17 @@ void StepData::pack_outputs(std::span<const SequenceStep> sequences, const StepS
   int sampled = 0;
   std::int32_t row = 0;
   for (const SequenceStep& sequence : sequences) {
-    const std::int32_t last = row + static_cast<std::int32_t>(sequence.tokens.size()) - 1;
-    if (sequence.sampling && !sequence.hidden) {
-      sampled_rows[sampled] = last;
+    const std::int32_t end = row + static_cast<std::int32_t>(sequence.tokens.size());
+    if (sequence.is_sampled()) {
+      sampled_rows[sampled] = end - 1;
       if (shape.late) penalties[sampled] = sequence.penalties;
       if (shape.late && sequence.sampling->num_logprobs >= 0) *logprob_rows++ = sampled;
       sampling[sampled++] = *sequence.sampling;
-    } else if (sequence.logits != LogitsMode::kNone) {
+    } else {
       std::vector<std::int32_t>& rows = sequence.hidden ? hidden_rows_ : logit_rows_;
-      for (std::int32_t r = sequence.logits == LogitsMode::kAll ? row : last; r <= last; ++r) rows.push_back(r);
+      for (auto r = end - static_cast<std::int32_t>(sequence.num_output_rows()); r < end; ++r) rows.push_back(r);
     }
-    row = last + 1;
+    row = end;
   }
   for (; sampled < shape.sampled; ++sampled) {  // padding of a graph
     sampled_rows[sampled] = 0;

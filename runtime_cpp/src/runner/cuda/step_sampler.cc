@@ -43,7 +43,7 @@ StepSampler::StepSampler(const ModelShape& shape, int max_rows)
 StepSampler::Needs StepSampler::needs_of(std::span<const SequenceStep> sequences) {
   Needs needs;
   for (const SequenceStep& sequence : sequences) {
-    if (!sequence.sampling || sequence.hidden) continue;
+    if (!sequence.is_sampled()) continue;
     const RowSampling& row = *sequence.sampling;
     const bool is_penalized = sequence.penalties.slot >= 0;
     ++needs.rows;
