@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
   std::printf("attention\n");
   bench_attentions(*kernels);
   std::vector<float> x(4096, 0.3f), y(4096);
-  std::vector<ActivationBlock> blocks(128);
+  std::vector<ActivationBlock> blocks(static_cast<std::size_t>(aotllm::cpu::activation_stride(4096)));
   std::printf("quantize 4096: %.2f us\n", 1e6 * seconds([&] { kernels->quantize(x.data(), 4096, blocks.data()); }));
   std::printf("rms_norm_quantize 4096: %.2f us\n",
               1e6 * seconds([&] { kernels->rms_norm_quantize(x.data(), x.data(), 1e-5f, 4096, blocks.data()); }));

@@ -33,25 +33,32 @@ enum class Format : std::uint8_t {
 inline constexpr int kPanelRows = 16;
 /// Columns of a weight block: `k` of a block format is a multiple of it.
 inline constexpr int kWeightBlock = 32;
-/// Values that share one activation scale. Half a weight block: it costs a multiply-add more per block and takes a
-/// third off the divergence from exact arithmetic (docs/benchmarks.md).
+/// Values that share one activation factor. Half a weight block: it takes a third off the divergence from exact
+/// arithmetic (docs/benchmarks.md).
 inline constexpr int kActivationGroup = 16;
+/// The factor of a row's largest group.
+inline constexpr int kLargestFactor = 1 << 14;
 
-/// One row's activations in a weight block, quantized: x ≈ scales[i / 16] · q[i]. All that a kernel reads of them is
-/// one cache line.
+/// One row's activations in a weight block, quantized: x ≈ s · factors[i / 16] · q[i] with s the row's scale. All that
+/// a kernel reads of them is one cache line.
 struct alignas(64) ActivationBlock {
   std::int8_t q[kWeightBlock];     ///< in [-127, 127]
-  float scales[2];                 ///< of q[0, 16) and q[16, 32)
-  float sum;                       ///< fma(scales[1], Σ q[16, 32), scales[0] · Σ q[0, 16)): what mins multiply
+  float scales[2];                 ///< factors as floats, of q[0, 16) and q[16, 32)
+  std::int16_t factors[2];         ///< whole numbers in [0, kLargestFactor]
+  float sum;                       ///< factors[0] · Σ q[0, 16) + factors[1] · Σ q[16, 32): what mins multiply
   std::int32_t minus_8_sums[2];    ///< -8 · Σ q of each half: cancels a zero point of 8 and, shifted, of any 2^n
   std::int32_t minus_128_sums[2];  ///< -128 · Σ q of each half
-  std::int32_t unused;
 };
 static_assert(sizeof(ActivationBlock) == 64);
 
-/// Blocks from a row of `k` activations to the next: an odd number, so that the rows of a tile do not share cache sets.
+/// The scale of a row of `k` activations: behind its blocks, in a line of its own.
+[[gnu::always_inline]] inline float& row_scale(ActivationBlock* row, int k) noexcept {
+  return row[k / kWeightBlock].scales[0];
+}
+
+/// Lines from a row of `k` activations to the next: an odd number, so that the rows of a tile do not share cache sets.
 constexpr std::ptrdiff_t activation_stride(int k) noexcept {
-  return k / kWeightBlock | 1;
+  return (k / kWeightBlock + 1) | 1;
 }
 
 constexpr bool is_float_format(Format f) {
@@ -94,7 +101,7 @@ constexpr std::ptrdiff_t bf16_stride(int k) {
 struct Activations {
   const float* x = nullptr;  ///< [rows, k], row stride `x_stride` floats
   std::ptrdiff_t x_stride = 0;
-  const ActivationBlock* blocks = nullptr;  ///< [rows, k / 32], row stride `activation_stride(k)`
+  const ActivationBlock* blocks = nullptr;  ///< [rows, k / 32 and the row's scale], row stride `activation_stride(k)`
   const std::uint16_t* bf16 =
       nullptr;  ///< [rows, k], row stride `bf16_stride(k)`; zeros up to the end of k's last line
 };
@@ -187,7 +194,7 @@ struct Kernels {
   /// y[n] = x · w / sqrt(mean(x²) + eps). In place (y == x) allowed.
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
 
-  /// Quantizes k values (a multiple of 32) to k / 32 blocks.
+  /// Quantizes k values (a multiple of 32) to k / 32 blocks and the row's scale.
   void (*quantize)(const float* x, int k, ActivationBlock* blocks);
 
   /// `quantize` of what `rms_norm` gives, bit for bit, in one pass over x; n a multiple of 32.

@@ -194,8 +194,9 @@ TEST_P(CpuElementwise, AgreesWithAvx2BitForBit) {
 
 // ---- quantize
 
+/// k / 32 blocks and the row's scale.
 std::vector<ActivationBlock> quantize(const Kernels& ops, const std::vector<float>& x) {
-  std::vector<ActivationBlock> blocks(x.size() / 32);
+  std::vector<ActivationBlock> blocks(x.size() / 32 + 1);
   ops.quantize(x.data(), static_cast<int>(x.size()), blocks.data());
   return blocks;
 }
@@ -205,36 +206,46 @@ TEST_P(CpuElementwise, QuantizeRoundsHalfToEven) {
   const float probe[] = {127.0f, -127.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, 0.49f};
   const int expected[] = {127, -127, 0, 2, 2, 0, -2, -2, 126, 0};
   std::copy(std::begin(probe), std::end(probe), x.begin());
-  const std::vector<ActivationBlock> blocks = quantize(ops(), x);
+  std::vector<ActivationBlock> blocks = quantize(ops(), x);
   for (std::size_t i = 0; i < std::size(probe); ++i) EXPECT_EQ(blocks[0].q[i], expected[i]) << probe[i];
-  EXPECT_EQ(blocks[0].scales[0], 1.0f);
-  EXPECT_EQ(blocks[0].sum, 126.0f);
+  EXPECT_EQ(row_scale(blocks.data(), 64), 1.0f / kLargestFactor);
+  EXPECT_EQ(blocks[0].scales[0], kLargestFactor);
+  EXPECT_EQ(blocks[0].factors[0], kLargestFactor);
+  EXPECT_EQ(blocks[0].sum, 126.0f * kLargestFactor);
   EXPECT_EQ(blocks[0].minus_8_sums[0], -8 * 126);
   EXPECT_EQ(blocks[0].minus_128_sums[0], -128 * 126);
   for (const float scale : {blocks[0].scales[1], blocks[1].scales[0], blocks[1].scales[1]}) EXPECT_EQ(scale, 0.0f);
 }
 
-/// The groups of 16 in x, one by one, by the definition in kernels.h.
-void expect_quantized(const std::vector<float>& x, const std::vector<ActivationBlock>& blocks) {
-  for (std::size_t b = 0; b < blocks.size(); ++b) {
+float largest_magnitude(const float* x, std::size_t n) {
+  float largest = 0.0f;
+  for (std::size_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  return largest;
+}
+
+/// The groups of 16 in x, one by one, by the definition in docs/engine_format.md.
+void expect_quantized(const std::vector<float>& x, std::vector<ActivationBlock> blocks) {
+  const float top = largest_magnitude(x.data(), x.size());
+  const bool zeros = top < 0x1p-100f;
+  ASSERT_EQ(row_scale(blocks.data(), static_cast<int>(x.size())), zeros ? 0.0f : top / (127 * 16384.0f));
+  for (std::size_t b = 0; b < x.size() / 32; ++b) {
     const ActivationBlock& block = blocks[b];
     int sums[2] = {};
     for (std::size_t half = 0; half < 2; ++half) {
       const float* group = x.data() + 32 * b + 16 * half;
-      float largest = 0.0f;
-      for (std::size_t i = 0; i < 16; ++i) largest = std::max(largest, std::fabs(group[i]));
-      const bool zeros = largest < 0x1p-100f;
-      ASSERT_EQ(block.scales[half], zeros ? 0.0f : largest / 127.0f);
+      const float largest = largest_magnitude(group, 16);
+      const float factor = zeros ? 0.0f : std::nearbyint(std::fma(largest, 16384.0f / top, 0.49f));
+      ASSERT_EQ(block.scales[half], factor);
+      ASSERT_EQ(block.factors[half], static_cast<int>(factor));
       for (std::size_t i = 0; i < 16; ++i) {
-        const float expected = zeros ? 0.0f : std::nearbyint(group[i] * (127.0f / largest));
-        ASSERT_EQ(block.q[16 * half + i], static_cast<int>(std::clamp(expected, -127.0f, 127.0f)));
+        const float code = factor == 0.0f ? 0.0f : std::nearbyint(group[i] * (127 * 16384.0f / top / factor));
+        ASSERT_EQ(block.q[16 * half + i], static_cast<int>(std::clamp(code, -127.0f, 127.0f)));
         sums[half] += block.q[16 * half + i];
       }
       ASSERT_EQ(block.minus_8_sums[half], -8 * sums[half]);
       ASSERT_EQ(block.minus_128_sums[half], -128 * sums[half]);
     }
-    const float first = block.scales[0] * static_cast<float>(sums[0]);
-    ASSERT_EQ(block.sum, std::fma(block.scales[1], static_cast<float>(sums[1]), first));
+    ASSERT_EQ(block.sum, static_cast<float>(block.factors[0] * sums[0] + block.factors[1] * sums[1]));
   }
 }
 
@@ -246,14 +257,29 @@ TEST_P(CpuElementwise, QuantizeAgreesWithTheDefinition) {
   }
 }
 
+// Groups from as large as the row's largest down to nothing beside it: within half a code of the group's own range, and
+// of what a factor of 1 can tell, of which a hundredth of that range is cut off.
+TEST_P(CpuElementwise, QuantizeKeepsEachGroupsPrecision) {
+  Random random(7);
+  std::vector<float> x = normal(random, 16 * 40, 1.0f);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::ldexp(x[i], -static_cast<int>(i / 16));
+  std::vector<ActivationBlock> blocks = quantize(ops(), x);
+  const float unit = row_scale(blocks.data(), static_cast<int>(x.size()));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const ActivationBlock& block = blocks[i / 32];
+    const float got = unit * block.scales[i % 32 / 16] * block.q[i % 32];
+    const float largest = largest_magnitude(x.data() + i / 16 * 16, 16);
+    ASSERT_NEAR(got, x[i], 0.5f * (largest / 127 + unit) + 1.28f * unit) << i;
+  }
+}
+
 TEST_P(CpuElementwise, QuantizeKeepsCodesInRangeForAnyInput) {
   for (const float odd : {kNan, kInf, -kInf, 1e-45f, -1e-44f, 3.4e38f}) {
     std::vector<float> x(32, 1e-45f);
     x[1] = odd;
-    const std::vector<ActivationBlock> blocks = quantize(ops(), x);
+    std::vector<ActivationBlock> blocks = quantize(ops(), x);
     for (const std::int8_t q : blocks[0].q) EXPECT_GE(q, -127) << odd;
-    EXPECT_EQ(std::isfinite(blocks[0].scales[0]), std::isfinite(odd)) << odd;
-    EXPECT_EQ(std::isfinite(blocks[0].sum), std::isfinite(odd)) << odd;
+    EXPECT_EQ(std::isfinite(row_scale(blocks.data(), 32)), std::isfinite(odd)) << odd;
   }
 }
 

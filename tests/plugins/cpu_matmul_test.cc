@@ -21,18 +21,22 @@ std::vector<Shape> shapes(const Layout& layout) {
 
 /// Exact sums over a half of a block: of the products with the codes, and of the activations.
 struct HalfSums {
-  float products = 0.0f;
-  float q = 0.0f;
+  std::int32_t products = 0;
+  std::int32_t q = 0;
 };
 
 HalfSums half_sums(const PackedMatrix& w, const QuantizedRows& x, int row, int n, int k) {
-  std::int32_t products = 0;
-  std::int32_t sum = 0;
+  HalfSums sums;
   for (int j = k; j < k + 16; ++j) {
-    products += x.q(row, j) * w.code(n, j);
-    sum += x.q(row, j);
+    sums.products += x.q(row, j) * w.code(n, j);
+    sums.q += x.q(row, j);
   }
-  return {static_cast<float>(products), static_cast<float>(sum)};
+  return sums;
+}
+
+/// Codes of 4 bits that are not looked up: both halves of a block are added as integers.
+bool adds_integers(const Layout& layout) {
+  return layout.bits == 4 && layout.scale_groups == 1 && layout.scale_type != 'f';
 }
 
 /// One output by the order that block_matmul.h documents.
@@ -41,22 +45,28 @@ float block_dot(const PackedMatrix& w, const QuantizedRows& x, int row, int n) {
   for (int i = 0; i < w.k(); i += 32) {
     const HalfSums first = half_sums(w, x, row, n, i);
     const HalfSums second = half_sums(w, x, row, n, i + 16);
-    const float a0 = x.scale(row, i);
-    const float a1 = x.scale(row, i + 16);
+    const int f0 = x.factor(row, i);
+    const int f1 = x.factor(row, i + 16);
+    const auto scale0 = static_cast<float>(f0);
+    const auto scale1 = static_cast<float>(f1);
+    const auto products0 = static_cast<float>(first.products);
+    const auto products1 = static_cast<float>(second.products);
     if (w.layout().scale_groups == 1) {
-      acc = std::fma(std::fma(second.products, a1, first.products * a0), w.scale(n, i), acc);
-      if (w.layout().affine) acc = std::fma(w.min(n, i), std::fma(a1, second.q, a0 * first.q), acc);
-      continue;
-    }
-    if (w.layout().affine) {
-      acc = std::fma(std::fma(first.products, w.scale(n, i), w.min(n, i) * first.q), a0, acc);
-      acc = std::fma(std::fma(second.products, w.scale(n, i + 16), w.min(n, i + 16) * second.q), a1, acc);
+      const float sum = adds_integers(w.layout()) ? static_cast<float>(f0 * first.products + f1 * second.products)
+                                                  : std::fma(products1, scale1, products0 * scale0);
+      acc = std::fma(sum, w.scale(n, i), acc);
+      if (w.layout().affine) acc = std::fma(w.min(n, i), static_cast<float>(f0 * first.q + f1 * second.q), acc);
+    } else if (w.layout().affine) {
+      const float min0 = w.min(n, i) * static_cast<float>(first.q);
+      const float min1 = w.min(n, i + 16) * static_cast<float>(second.q);
+      acc = std::fma(std::fma(products0, w.scale(n, i), min0), scale0, acc);
+      acc = std::fma(std::fma(products1, w.scale(n, i + 16), min1), scale1, acc);
     } else {
-      acc = std::fma(first.products * a0, w.scale(n, i), acc);
-      acc = std::fma(second.products * a1, w.scale(n, i + 16), acc);
+      acc = std::fma(products0 * scale0, w.scale(n, i), acc);
+      acc = std::fma(products1 * scale1, w.scale(n, i + 16), acc);
     }
   }
-  return acc;
+  return acc * x.scale(row);
 }
 
 std::vector<float> block_matmul(const PackedMatrix& w, const QuantizedRows& x, int rows) {
@@ -115,7 +125,7 @@ TEST_P(CpuMatmul, RowsOfAnyCountAreTheSameBitsAsOnAvx2Alone) {
   }
 }
 
-// Every code and every activation at its largest: the int16 sums must not saturate.
+// Every code, activation and factor at its largest: no int16 must saturate, and no int32 overflow.
 TEST_P(CpuMatmul, IntegerSumsDoNotOverflow) {
   Random random(2);
   for (const Layout& layout : block_layouts()) {
@@ -155,6 +165,32 @@ TEST_P(CpuMatmul, AnyPanelRangeAndRowSubsetGivesTheSameBits) {
             expected.push_back(whole[static_cast<std::size_t>(row * n + 16 * begin + c)]);
         }
         ASSERT_TRUE(same_bits(got, expected)) << format_name(layout.format) << " panels " << begin << ".." << end;
+      }
+    }
+  }
+}
+
+TEST_P(CpuMatmul, NanStaysInItsRow) {
+  Random random(9);
+  constexpr int kRows = 3, kN = 16, kK = 256;
+  const std::ptrdiff_t stride = activation_stride(kK);
+  for (const Layout& layout : block_layouts()) {
+    const PackedMatrix w(layout, kN, kK, random);
+    std::vector<float> x = normal(random, kRows * kK);
+    AlignedBytes lines(static_cast<std::size_t>(kRows * stride) * sizeof(ActivationBlock));
+    auto* blocks = reinterpret_cast<ActivationBlock*>(lines.data());
+    const auto product = [&] {
+      for (int row = 0; row < kRows; ++row) ops().quantize(x.data() + row * kK, kK, blocks + row * stride);
+      return run(w.segment(), {nullptr, 0, blocks}, kRows);
+    };
+    const std::vector<float> clean = product();
+    x[kK + 77] = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> got = product();
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (i / kN == 1) {
+        ASSERT_TRUE(std::isnan(got[i])) << format_name(layout.format);
+      } else {
+        ASSERT_EQ(got[i], clean[i]) << format_name(layout.format);
       }
     }
   }

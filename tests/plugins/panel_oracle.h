@@ -172,52 +172,71 @@ class PackedMatrix {
   AlignedBytes bytes_;
 };
 
-/// Quantized activation rows with any codes in [-127, 127], the extremes often.
+/// Quantized activation rows with any codes in [-127, 127] and factors in [0, 2^14], the extremes often.
 class QuantizedRows {
  public:
   QuantizedRows(int rows, int k, Random& random)
-      : stride_(activation_stride(k)), bytes_(static_cast<std::size_t>(rows * stride_) * sizeof(ActivationBlock)) {
+      : rows_(rows),
+        k_(k),
+        stride_(activation_stride(k)),
+        bytes_(static_cast<std::size_t>(rows * stride_) * sizeof(ActivationBlock)) {
     std::uniform_int_distribution<int> code(-160, 160);
-    std::normal_distribution<float> scale(0.0f, 0.02f);
+    std::uniform_int_distribution<int> factor(-2'000, kLargestFactor + 2'000);
+    std::normal_distribution<float> scale(0.0f, 1e-6f);
     for (int row = 0; row < rows; ++row) {
       for (int i = 0; i < k; ++i) {
         at(row, i).q[i % 32] = static_cast<std::int8_t>(std::clamp(code(random), -127, 127));
-        if (i % 16 == 0) at(row, i).scales[i % 32 / 16] = scale(random);
+        if (i % 16 == 0) set_factor(at(row, i), i % 32 / 16, std::clamp(factor(random), 0, kLargestFactor));
+      }
+      row_scale(&at(row, 0), k) = scale(random);
+    }
+    set_sums();
+  }
+
+  /// All codes the same, all factors the largest.
+  void fill(std::int8_t q) {
+    for (int row = 0; row < rows_; ++row) {
+      for (int i = 0; i < k_; i += 32) {
+        std::memset(at(row, i).q, q, 32);
+        for (int half = 0; half < 2; ++half) set_factor(at(row, i), half, kLargestFactor);
       }
     }
     set_sums();
   }
 
-  /// All codes the same.
-  void fill(std::int8_t q) {
-    for (std::size_t i = 0; i < bytes_.size() / sizeof(ActivationBlock); ++i) std::memset(blocks()[i].q, q, 32);
-    set_sums();
-  }
-
   Activations activations() const { return {nullptr, 0, blocks()}; }
   int q(int row, int i) const { return at(row, i).q[i % 32]; }
-  float scale(int row, int i) const { return at(row, i).scales[i % 32 / 16]; }
+  int factor(int row, int i) const { return at(row, i).factors[i % 32 / 16]; }
+  float scale(int row) const { return row_scale(&at(row, 0), k_); }
 
  private:
+  static void set_factor(ActivationBlock& block, int half, int factor) {
+    block.factors[half] = static_cast<std::int16_t>(factor);
+    block.scales[half] = static_cast<float>(factor);
+  }
+
   ActivationBlock* blocks() const {
     return reinterpret_cast<ActivationBlock*>(const_cast<std::uint8_t*>(bytes_.data()));
   }
   ActivationBlock& at(int row, int i) const { return blocks()[row * stride_ + i / 32]; }
 
   void set_sums() {
-    for (std::size_t i = 0; i < bytes_.size() / sizeof(ActivationBlock); ++i) {
-      ActivationBlock& block = blocks()[i];
-      int sums[2] = {};
-      for (int j = 0; j < 32; ++j) sums[j / 16] += block.q[j];
-      const auto first = static_cast<float>(sums[0]);
-      block.sum = std::fma(block.scales[1], static_cast<float>(sums[1]), block.scales[0] * first);
-      for (int half = 0; half < 2; ++half) {
-        block.minus_8_sums[half] = -8 * sums[half];
-        block.minus_128_sums[half] = -128 * sums[half];
+    for (int row = 0; row < rows_; ++row) {
+      for (int i = 0; i < k_; i += 32) {
+        ActivationBlock& block = at(row, i);
+        int sums[2] = {};
+        for (int j = 0; j < 32; ++j) sums[j / 16] += block.q[j];
+        block.sum = static_cast<float>(block.factors[0] * sums[0] + block.factors[1] * sums[1]);
+        for (int half = 0; half < 2; ++half) {
+          block.minus_8_sums[half] = -8 * sums[half];
+          block.minus_128_sums[half] = -128 * sums[half];
+        }
       }
     }
   }
 
+  int rows_;
+  int k_;
   std::ptrdiff_t stride_;
   AlignedBytes bytes_;
 };

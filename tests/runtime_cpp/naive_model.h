@@ -49,14 +49,28 @@ class NaiveModel {
     return x;
   }
 
-  /// 8 bits per value, a scale for each `size` values (docs/engine_format.md): what block formats make of their input
-  /// (16), and the int8 cache of a head.
+  static double largest_of(const Vector& x, std::size_t begin, std::size_t end) {
+    double largest = 0;
+    for (std::size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(x[i]));
+    return largest;
+  }
+
+  static void round_to_multiples(Vector& x, std::size_t begin, std::size_t end, double step) {
+    for (std::size_t i = begin; i < end && step > 0; ++i) x[i] = std::nearbyint(x[i] / step) * step;
+  }
+
+  /// 8 bits per value, a scale for each `size` values: the int8 cache of a head (docs/engine_format.md).
   static Vector quantized(Vector x, std::size_t size) {
-    for (std::size_t block = 0; block < x.size(); block += size) {
-      double largest = 0;
-      for (std::size_t i = block; i < block + size; ++i) largest = std::max(largest, std::abs(x[i]));
-      const double a = largest / 127;
-      for (std::size_t i = block; i < block + size && a > 0; ++i) x[i] = std::nearbyint(x[i] / a) * a;
+    for (std::size_t i = 0; i < x.size(); i += size)
+      round_to_multiples(x, i, i + size, largest_of(x, i, i + size) / 127);
+    return x;
+  }
+
+  /// What block formats make of their input: 8 bits per value, a scale for all and a whole factor for each 16 values.
+  static Vector quantized_for_blocks(Vector x) {
+    const double finest = largest_of(x, 0, x.size()) / 0x1p14;
+    for (std::size_t i = 0; i < x.size() && finest > 0; i += 16) {
+      round_to_multiples(x, i, i + 16, finest / 127 * std::nearbyint(largest_of(x, i, i + 16) / finest + 0.49));
     }
     return x;
   }
@@ -72,7 +86,7 @@ class NaiveModel {
   }
 
   Vector as_read_by(const std::string& format, const Vector& x) const {
-    return format == "q8_0" ? quantized(x, 16) : format == "bf16" ? rounded_to_bf16(x) : x;
+    return format == "q8_0" ? quantized_for_blocks(x) : format == "bf16" ? rounded_to_bf16(x) : x;
   }
 
   /// W · x + bias[bias_begin …) where the model has that bias.

@@ -13,11 +13,13 @@ inline constexpr int kLineBytes = 64;
 inline constexpr int kQuads = 8;
 
 // ---- codes. `get<G>(lines)` is group G of a block for all rows, `at` one code, k in [0, 32). `kMaxSum` is how many
-// groups' products fit an int16 pair sum: kMaxSum · 2 · 127 · largest code ≤ 32767.
+// groups' products fit an int16 pair sum: kMaxSum · 2 · 127 · largest code ≤ 32767. `kFitsInt16`: so do the products of
+// half a block, 16 · 127 · largest code, and it is worth it.
 
 struct Codes4 {
   static constexpr int kLines = 4;
   static constexpr int kMaxSum = 8;
+  static constexpr bool kFitsInt16 = true;
   /// With other bits above the low four.
   template <int G>
   static U8x64 shifted(const std::uint8_t* lines) {
@@ -37,6 +39,7 @@ struct Codes4 {
 struct Codes5 {
   static constexpr int kLines = 5;
   static constexpr int kMaxSum = 4;
+  static constexpr bool kFitsInt16 = false;
   template <int G>
   static U8x64 get(const std::uint8_t* lines) {
     const U8x64 high = shift_words<4 - G>(load_line(lines + 4 * kLineBytes));
@@ -51,6 +54,7 @@ struct Codes5 {
 struct Codes6 {
   static constexpr int kLines = 6;
   static constexpr int kMaxSum = 2;
+  static constexpr bool kFitsInt16 = false;
   template <int G>
   static U8x64 get(const std::uint8_t* lines) {
     const U8x64 high = shift_words<4 - 2 * (G % 4)>(load_line(lines + (4 + G / 4) * kLineBytes));
@@ -65,6 +69,7 @@ struct Codes6 {
 struct Codes8 {
   static constexpr int kLines = 8;
   static constexpr int kMaxSum = 1;
+  static constexpr bool kFitsInt16 = false;
   template <int G>
   static SignedCodes get(const std::uint8_t* lines) {
     return signed_codes(load_line(lines + G * kLineBytes));
@@ -83,6 +88,7 @@ alignas(16) inline constexpr std::int8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 
 struct CodesIq4Nl {
   static constexpr int kLines = 4;
   static constexpr int kMaxSum = 1;
+  static constexpr bool kFitsInt16 = false;
   template <int G>
   static SignedCodes get(const std::uint8_t* lines) {
     return signed_codes(look_up(kIq4NlValues, Codes4::get<G>(lines)));
@@ -93,6 +99,7 @@ struct CodesIq4Nl {
 struct CodesMxfp4 {
   static constexpr int kLines = 4;
   static constexpr int kMaxSum = 4;
+  static constexpr bool kFitsInt16 = false;
   template <int G>
   static U8x64 get(const std::uint8_t* lines) {
     return look_up(kMxfp4Codes, Codes4::get<G>(lines));

@@ -5,12 +5,14 @@
 // The matmul of block formats: integer dot products within an activation group, float sums over blocks.
 //
 // Reduction order of one output, the same for every row count, panel range and ISA: for each block of 32 in ascending
-// k, with i_h = Σ q·(code - zero) over its half h, exact in int32, and the activation scales a_h of the halves,
-//   one weight scale      acc = fma(fma(i_1, a_1, i_0·a_0), scale, acc), with a min then acc = fma(min, sum, acc)
-//   one of each half h    acc = fma(i_h·a_h, scale_h, acc)
-//   with a min            acc = fma(fma(i_h, scale_h, min_h·Σ q), a_h, acc)
-// The multiplications of floats run on the same ports as the integer products, so that they are what is worth saving:
-// three or four of them to eight instructions of products.
+// k, with i_h = Σ q·(code - zero) over its half h, exact in int32, and the activation factors f_h of the halves,
+//   one weight scale      acc = fma(fma(i_1, f_1, i_0·f_0), scale, acc), with a min then acc = fma(min, sum, acc)
+//   ... and 4-bit codes   acc = fma(f_0·i_0 + f_1·i_1, scale, acc): that sum is exact in int32, then a float
+//   one of each half h    acc = fma(i_h·f_h, scale_h, acc)
+//   with a min            acc = fma(fma(i_h, scale_h, min_h·Σ q), f_h, acc)
+// and in the end acc · the row's scale.
+// All multiplications run on the same ports as the integer products, so that they are what is worth saving: to eight
+// instructions of products two more for 4-bit codes, three for others, and one for a min.
 
 namespace aotllm::cpu::AOTLLM_ISA {
 
@@ -89,29 +91,41 @@ inline I32x16 minus_zero_sum(const ActivationBlock& x, int half) {
   }
 }
 
-/// f32(Σ q·(code - zero)) of half `Half` of a block.
+/// Σ q·(code - zero) of half `Half` of a block.
 template <class F, int Half, int M>
-inline void half_sums(const std::uint8_t* lines, const RowTile<M>& rows, F32x16 (&sums)[M]) {
+inline void half_sums(const std::uint8_t* lines, const RowTile<M>& rows, I32x16 (&sums)[M]) {
   constexpr int kQuadsPerHalf = kQuads / 2;
   using Codes = TileCodes<F, M>;
-  I32x16 isum[M];
-  for (int m = 0; m < M; ++m) isum[m] = minus_zero_sum<Codes::kZero>(rows[m], Half);
-  dot_half<Codes, Half * kQuadsPerHalf, (Half + 1) * kQuadsPerHalf, M>(lines, rows, isum);
-  for (int m = 0; m < M; ++m) sums[m] = to_f32(isum[m]);
+  for (int m = 0; m < M; ++m) sums[m] = minus_zero_sum<Codes::kZero>(rows[m], Half);
+  dot_half<Codes, Half * kQuadsPerHalf, (Half + 1) * kQuadsPerHalf, M>(lines, rows, sums);
+}
+
+/// The sums of both halves, each times the activations' factor.
+template <class F, int M>
+inline void block_sums(const std::uint8_t* lines, const RowTile<M>& rows, F32x16 (&sums)[M]) {
+  I32x16 first[M];
+  I32x16 second[M];
+  half_sums<F, 0, M>(lines, rows, first);
+  if constexpr (F::Codes::kFitsInt16) {
+    half_sums<F, 1, M>(lines, rows, second);
+    for (int m = 0; m < M; ++m) {
+      sums[m] = to_f32(dot(pair_up(first[m], second[m]), broadcast_pair(rows[m].factors)));
+    }
+  } else {
+    for (int m = 0; m < M; ++m) sums[m] = mul(to_f32(first[m]), set1(rows[m].scales[0]));
+    half_sums<F, 1, M>(lines, rows, second);
+    for (int m = 0; m < M; ++m) sums[m] = fma(to_f32(second[m]), set1(rows[m].scales[1]), sums[m]);
+  }
 }
 
 /// A block whose halves share a weight scale.
 template <class F, int M>
 inline void add_whole_block(const std::uint8_t* lines, const typename F::Scales::Block& scales, const RowTile<M>& rows,
                             F32x16 (&acc)[M]) {
-  F32x16 t[M];
   F32x16 sums[M];
-  half_sums<F, 0, M>(lines, rows, t);
-  for (int m = 0; m < M; ++m) t[m] = mul(t[m], set1(rows[m].scales[0]));
-  half_sums<F, 1, M>(lines, rows, sums);
-  for (int m = 0; m < M; ++m) t[m] = fma(sums[m], set1(rows[m].scales[1]), t[m]);
+  block_sums<F, M>(lines, rows, sums);
   const F32x16 scale = scales.scale(0);
-  for (int m = 0; m < M; ++m) acc[m] = fma(t[m], scale, acc[m]);
+  for (int m = 0; m < M; ++m) acc[m] = fma(sums[m], scale, acc[m]);
   if constexpr (F::Scales::kAffine) {
     const F32x16 min = scales.min(0);
     for (int m = 0; m < M; ++m) acc[m] = fma(min, set1(rows[m].sum), acc[m]);
@@ -122,8 +136,10 @@ inline void add_whole_block(const std::uint8_t* lines, const typename F::Scales:
 template <class F, int Half, int M>
 inline void add_half_block(const std::uint8_t* lines, const typename F::Scales::Block& scales, const RowTile<M>& rows,
                            F32x16 (&acc)[M]) {
+  I32x16 sums[M];
   F32x16 t[M];
-  half_sums<F, Half, M>(lines, rows, t);
+  half_sums<F, Half, M>(lines, rows, sums);
+  for (int m = 0; m < M; ++m) t[m] = to_f32(sums[m]);
   const F32x16 scale = scales.scale(Half);
   if constexpr (F::Scales::kAffine) {
     const F32x16 min = mul(scales.min(Half), set1(-0.125f));  // of -8 · Σ q: exact
@@ -137,8 +153,10 @@ inline void add_half_block(const std::uint8_t* lines, const typename F::Scales::
 }
 
 /// One panel times M rows. On the way, where `ahead` is not 0, asks for the lines that lie so many bytes further on.
+/// Always inlined: the sums would lie in memory otherwise.
 template <class F, int M>
-void panel_times_rows(const std::uint8_t* panel, int k, std::ptrdiff_t ahead, RowTile<M> rows, F32x16 (&acc)[M]) {
+[[gnu::always_inline]] inline void panel_times_rows(const std::uint8_t* panel, int k, std::ptrdiff_t ahead,
+                                                    RowTile<M> rows, F32x16 (&acc)[M]) {
   constexpr int kBlockBytes = F::Codes::kLines * kLineBytes;
   const std::uint8_t* end = panel + static_cast<std::ptrdiff_t>(k / kWeightBlock) * kBlockBytes;
   typename F::Scales::Reader scales{end};
@@ -157,6 +175,7 @@ void panel_times_rows(const std::uint8_t* panel, int k, std::ptrdiff_t ahead, Ro
     }
     ++rows.first;
   }
+  for (int m = 0; m < M; ++m) acc[m] = mul(acc[m], set1(rows[m].scales[0]));  // the lines behind: `row_scale`
 }
 
 /// A panel, and how far on the one is that its first row tile asks for.

@@ -6,19 +6,26 @@
 
 namespace aotllm::cpu::AOTLLM_ISA {
 
+/// The bits of |x|: magnitudes order like them, NaN above all.
+inline I32x16 magnitude_bits(F32x16 x) {
+  return bit_and(bits(x), set1_i32(INT32_MAX));
+}
+
 /// max |x| over lanes; NaN where one is NaN.
 inline float largest_magnitude(F32x16 x) {
-  // Magnitudes order like their bit patterns, NaN above all.
-  return __builtin_bit_cast(float, reduce_max(bit_and(bits(x), set1_i32(INT32_MAX))));
+  return __builtin_bit_cast(float, reduce_max(magnitude_bits(x)));
 }
 
 /// The same over x[n].
 inline float largest_magnitude(const float* x, int n) {
   I32x16 top = set1_i32(0);
-  for (int i = 0; i < n; i += kLanes) {
-    top = max(top, bit_and(bits(load_lanes(x + i, n - i)), set1_i32(INT32_MAX)));
-  }
+  for (int i = 0; i < n; i += kLanes) top = max(top, magnitude_bits(load_lanes(x + i, n - i)));
   return __builtin_bit_cast(float, reduce_max(top));
+}
+
+/// Round to nearest even; INT32_MIN for what does not fit.
+inline std::int32_t to_i32(float x) {
+  return _mm_cvtss_si32(_mm_set_ss(x));
 }
 
 /// round_half_even(x / scale), clamped to [-limit, limit]; zeros where the scale is 0, -limit for a NaN.

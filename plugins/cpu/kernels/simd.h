@@ -31,6 +31,14 @@ inline void prefetch(const std::uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
+/// The sum of 16 bytes.
+inline std::int32_t sum_i8(const std::int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i biased = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x80)));
+  const __m128i sums = _mm_sad_epu8(biased, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_unpackhi_epi64(sums, sums))) - 16 * 128;
+}
+
 inline void store_lanes(float* p, F32x16 x, int n) {
   if (n >= kLanes) {
     store(p, x);

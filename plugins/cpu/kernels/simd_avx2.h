@@ -289,6 +289,16 @@ inline I16x32 broadcast_pair(const std::int16_t* p) {
   __builtin_memcpy(&x, p, 4);
   return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
 }
+/// Pairs of `first` and `second`, lanes in the range of int16.
+inline I16x32 pair_up(I32x16 first, I32x16 second) {
+  constexpr int kOdd = 0xAA;
+  return {_mm256_blend_epi16(first.lo, _mm256_slli_epi32(second.lo, 16), kOdd),
+          _mm256_blend_epi16(first.hi, _mm256_slli_epi32(second.hi, 16), kOdd)};
+}
+/// The products of each lane's pairs; the caller bounds their sum to 32 bits.
+inline I32x16 dot(I16x32 a, I16x32 b) {
+  return {_mm256_madd_epi16(a.lo, b.lo), _mm256_madd_epi16(a.hi, b.hi)};
+}
 /// sum + the products of each lane's pairs; the caller bounds them to 32 bits.
 inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
   return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),

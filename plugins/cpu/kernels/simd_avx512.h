@@ -303,6 +303,14 @@ inline I16x32 broadcast_pair(const std::int16_t* p) {
   __builtin_memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
+/// Pairs of `first` and `second`, lanes in the range of int16.
+inline I16x32 pair_up(I32x16 first, I32x16 second) {
+  return {_mm512_mask_blend_epi16(0x55555555, _mm512_slli_epi32(second.v, 16), first.v)};
+}
+/// The products of each lane's pairs; the caller bounds their sum to 32 bits.
+inline I32x16 dot(I16x32 a, I16x32 b) {
+  return {_mm512_madd_epi16(a.v, b.v)};
+}
 /// sum + the products of each lane's pairs; the caller bounds them to 32 bits.
 inline I32x16 add_dot(I32x16 sum, I16x32 a, I16x32 b) {
 #if defined(__AVX512VNNI__)
