@@ -169,6 +169,9 @@ struct AttentionArgs {
   int window = 0;    ///< 0 = all
   float scale = 1.0f;
   float softcap = 0.0f;  ///< 0 = off
+  /// The call that this thread makes after this one, of the same layer: at the end of this one the kernel begins to
+  /// fetch what that one reads. Changes no result.
+  const AttentionArgs* next = nullptr;
 
   [[gnu::always_inline]] int last_position() const noexcept { return position + rows - 1; }
   [[gnu::always_inline]] int first_seen(int row_position) const noexcept {

@@ -64,6 +64,7 @@ TEST_P(CpuAttentionBounds, NothingBehindTheLastBlockIsRead) {
       args.block_stride = static_cast<std::ptrdiff_t>(bytes);
       args.block_table = table;
       args.tokens_per_block = kTokens;
+      args.next = &args;
       for (const int position : {0, 15, 63, 64, kBlocks * kTokens - 1}) {
         args.position = position;
         ops().attention(args);

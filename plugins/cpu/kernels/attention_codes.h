@@ -33,9 +33,15 @@ struct CodeCache {
     }
   }
 
-  static const float* scales(const AttentionArgs& args, const std::uint8_t* half) {
-    return reinterpret_cast<const float*>(half + std::ptrdiff_t{args.head_dim} * args.tokens_per_block * kBytes);
+  /// Scales of the tokens of a part, of which `half` is K or V.
+  static const float* scales(const AttentionArgs& args, const std::uint8_t* half, int slot) {
+    return reinterpret_cast<const float*>(half + std::ptrdiff_t{args.head_dim} * args.tokens_per_block * kBytes) + slot;
   }
+  static const float* k_scales(const AttentionArgs& args, const Part& part) { return scales(args, part.k, part.slot); }
+  static const float* v_scales(const AttentionArgs& args, const Part& part) { return scales(args, part.v, part.slot); }
+
+  /// The first pairs of K.
+  static const std::uint8_t* pairs_of(const Part& part) { return part.k + part.slot * 2 * kBytes; }
 
   /// Takes vector `v` of the call, [head_dim]. `scale`: of its scores.
   static void take_query(const AttentionArgs& args, const float* q, float scale, int v, Vectors<Element>& vectors) {
@@ -49,16 +55,15 @@ struct CodeCache {
 
   /// Scores of G vectors and S parts from `part` on, but for their scale: scores[g][part · 16 …].
   template <int G, int S>
-  static void score(const AttentionArgs& args, const Element* q, std::ptrdiff_t q_stride, const Tiles& tiles, int part,
+  static void score(const AttentionArgs& args, const Element* q, std::ptrdiff_t q_stride, const Tile& tile, int part,
                     float (*scores)[kTileTokens]) {
     const std::ptrdiff_t line = std::ptrdiff_t{args.tokens_per_block} * 2 * kBytes;
     const std::uint8_t* k[S];
     const std::uint8_t* ahead[S];
     I32x16 sums[G][S];
     for (int s = 0; s < S; ++s) {
-      const std::ptrdiff_t slot = tiles.now.slot[part + s] * 2 * kBytes;
-      k[s] = tiles.now.k[part + s] + slot;
-      ahead[s] = tiles.k_ahead(part + s) + slot;
+      k[s] = pairs_of(tile.parts[part + s]);
+      ahead[s] = pairs_of(tile.ahead[part + s]);
       for (int g = 0; g < G; ++g) sums[g][s] = set1_i32(0);
     }
     for (int d = 0; d < args.head_dim; d += 2) {
@@ -75,8 +80,10 @@ struct CodeCache {
       }
     }
     for (int s = 0; s < S; ++s) {
-      const F32x16 k_scales = load(scales(args, tiles.now.k[part + s]) + tiles.now.slot[part + s]);
-      for (int g = 0; g < G; ++g) store(scores[g] + (part + s) * kLanes, mul(to_f32(sums[g][s]), k_scales));
+      const F32x16 scale = load(k_scales(args, tile.parts[part + s]));
+      prefetch(k_scales(args, tile.ahead[part + s]));
+      prefetch(v_scales(args, tile.ahead[part + s]));
+      for (int g = 0; g < G; ++g) store(scores[g] + (part + s) * kLanes, mul(to_f32(sums[g][s]), scale));
     }
   }
 
@@ -99,10 +106,10 @@ struct CodeCache {
     const bool whole = is_whole(span);
     for (int part = 0; part < kTileParts; ++part) {
       if (whole) {
-        p[part] = mul(p[part], load(scales(args, tile.v[part]) + tile.slot[part]));
+        p[part] = mul(p[part], load(v_scales(args, tile.parts[part])));
       } else if (part * kLanes < span.end && (part + 1) * kLanes > span.begin) {
-        const F32x16 v_scales = load(scales(args, tile.v[part]) + tile.slot[part]);
-        p[part] = select(seen_lanes(span, part), mul(p[part], v_scales), set1(0.0f));
+        const F32x16 scaled = mul(p[part], load(v_scales(args, tile.parts[part])));
+        p[part] = select(seen_lanes(span, part), scaled, set1(0.0f));
       }
     }
     const float scale = weight_scale(p);
@@ -117,7 +124,7 @@ struct CodeCache {
 
   /// out[g][d0 …] += Σ p[g][t] · v[t][d0 …] over `parts`: G vectors, 16 · C columns.
   template <int G, int C>
-  static void add_values(const AttentionArgs& args, const Weights<Element, G>& weights, const Tiles& tiles, Span parts,
+  static void add_values(const AttentionArgs& args, const Weights<Element, G>& weights, const Tile& tile, Span parts,
                          Span, int d0, float* out, std::ptrdiff_t out_stride) {
     const std::ptrdiff_t line = std::ptrdiff_t{args.head_dim} * 2 * kBytes;
     constexpr std::ptrdiff_t kColumn = 2 * kLanes * kBytes;
@@ -126,9 +133,10 @@ struct CodeCache {
       for (int c = 0; c < C; ++c) sums[g][c] = set1_i32(0);
     }
     for (int part = parts.begin; part < parts.end; ++part) {
-      const std::ptrdiff_t at = tiles.now.slot[part] / 2 * line + d0 * 2 * kBytes;
-      const std::uint8_t* v = tiles.now.v[part] + at;
-      const std::uint8_t* ahead = tiles.v_ahead(part) + at;
+      const Part& here = tile.parts[part];
+      const Part& there = tile.ahead[part];
+      const std::uint8_t* v = here.v + here.slot / 2 * line + d0 * 2 * kBytes;
+      const std::uint8_t* ahead = there.v + there.slot / 2 * line + d0 * 2 * kBytes;
       for (int t = 0; t < kLanes; t += 2, v += line, ahead += line) {
         I16x32 codes[C];
         for (int c = 0; c < C; ++c) {

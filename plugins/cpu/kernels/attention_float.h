@@ -29,10 +29,10 @@ struct FloatCache {
 
   /// Scores of G vectors and S parts from `part` on: scores[g][part · 16 …].
   template <int G, int S>
-  static void score(const AttentionArgs& args, const float* q, std::ptrdiff_t q_stride, const Tiles& tiles, int part,
+  static void score(const AttentionArgs& args, const float* q, std::ptrdiff_t q_stride, const Tile& tile, int part,
                     float (*scores)[kTileTokens]) {
     for (int s = part; s < part + S; ++s) {
-      const float* k = floats(tiles.now.k[s]) + tiles.now.slot[s];
+      const float* k = floats(tile.parts[s].k) + tile.parts[s].slot;
       F32x16 even[G], odd[G];
       for (int g = 0; g < G; ++g) even[g] = odd[g] = set1(0.0f);
       for (int d = 0; d < args.head_dim; d += 2, k += 2 * args.tokens_per_block) {
@@ -58,7 +58,7 @@ struct FloatCache {
 
   /// out[g][d0 …] += Σ p[g][t] · v[t][d0 …] over `span`: G vectors, 16 · C columns.
   template <int G, int C>
-  static void add_values(const AttentionArgs& args, const Weights<Element, G>& weights, const Tiles& tiles, Span parts,
+  static void add_values(const AttentionArgs& args, const Weights<Element, G>& weights, const Tile& tile, Span parts,
                          Span span, int d0, float* out, std::ptrdiff_t out_stride) {
     F32x16 sums[G][C];
     for (int g = 0; g < G; ++g) {
@@ -67,7 +67,7 @@ struct FloatCache {
     for (int part = parts.begin; part < parts.end; ++part) {
       const int begin = part * kLanes > span.begin ? part * kLanes : span.begin;
       const int end = (part + 1) * kLanes < span.end ? (part + 1) * kLanes : span.end;
-      const float* v = floats(tiles.now.v[part]) + std::ptrdiff_t{tiles.now.slot[part]} * args.head_dim + d0;
+      const float* v = floats(tile.parts[part].v) + std::ptrdiff_t{tile.parts[part].slot} * args.head_dim + d0;
       for (int t = begin; t < end; ++t) {
         const float* row = v + std::ptrdiff_t{t - part * kLanes} * args.head_dim;
         for (int c = 0; c < C; ++c) {

@@ -54,12 +54,8 @@ class RangeAttention {
     const int from = args_.first_seen(args_.position);
     const int to = args_.last_position();
     int at = from < begin ? begin : from / kTileTokens * kTileTokens;
-    Tiles tiles{{}, tile_at(args_, at, from, to)};
-    for (; at < end && at <= to; at += kTileTokens) {
-      tiles.now = tiles.next;
-      tiles.next = tile_at(args_, at + kTileTokens, from, to);
-      run_tile(tiles, seeing(at, at + kTileTokens));
-    }
+    const PartWalk walk(args_);
+    for (; at < end && at <= to; at += kTileTokens) run_tile(walk.tile_at(at), seeing(at, at + kTileTokens));
     return span;
   }
 
@@ -74,23 +70,23 @@ class RangeAttention {
   std::ptrdiff_t stride() const { return vectors_.stride; }
 
   /// Batches of about equal sizes.
-  void run_tile(const Tiles& tiles, Span span) {
+  void run_tile(const Tile& tile, Span span) {
     const int together = Cache::kMixesRows ? span.end - span.begin : args_.heads;
     const int batches = (together + kMaxBatch - 1) / kMaxBatch;
     for (int first = span.begin; first < span.end; first += together) {
       for (int i = 0; i < batches; ++i) {
         const int v = together * i / batches;
-        run_batch_of<kMaxBatch>(tiles, first + v, together * (i + 1) / batches - v);
+        run_batch_of<kMaxBatch>(tile, first + v, together * (i + 1) / batches - v);
       }
     }
   }
 
   template <int G>
-  void run_batch_of(const Tiles& tiles, int v, int count) {
+  void run_batch_of(const Tile& tile, int v, int count) {
     if constexpr (G > 1) {
-      if (count < G) return run_batch_of<G - 1>(tiles, v, count);
+      if (count < G) return run_batch_of<G - 1>(tile, v, count);
     }
-    run_batch<G>(tiles, v);
+    run_batch<G>(tile, v);
   }
 
   /// What the row of vector `v` sees of the tile at `first`.
@@ -102,31 +98,31 @@ class RangeAttention {
 
   /// G vectors from `v` on meet a tile, of which each sees something.
   template <int G>
-  void run_batch(const Tiles& tiles, int v) {
+  void run_batch(const Tile& tile, int v) {
     Span spans[G];
-    for (int g = 0; g < G; ++g) spans[g] = seen_by(v + g, tiles.now.first);
+    for (int g = 0; g < G; ++g) spans[g] = seen_by(v + g, tile.first);
     const Span parts{spans[0].begin / kLanes, (spans[G - 1].end + kLanes - 1) / kLanes};
     alignas(64) float scores[G][kTileTokens];
     const Element* q = vectors_.q + v * stride();
     int part = parts.begin;
     for (; part + kBatchLines <= parts.end; part += kBatchLines) {
-      Cache::template score<G, kBatchLines>(args_, q, stride(), tiles, part, scores);
+      Cache::template score<G, kBatchLines>(args_, q, stride(), tile, part, scores);
     }
-    for (; part < parts.end; ++part) Cache::template score<G, 1>(args_, q, stride(), tiles, part, scores);
+    for (; part < parts.end; ++part) Cache::template score<G, 1>(args_, q, stride(), tile, part, scores);
 
     Weights<Element, G> weights;
     for (int g = 0; g < G; ++g) {
       if (args_.softcap > 0.0f) cap_scores(args_.softcap, parts, inner_scale_[v + g], scores[g]);
-      Cache::template weigh<G>(args_, scores[g], spans[g], tiles.now, v + g, vectors_, g, weights);
+      Cache::template weigh<G>(args_, scores[g], spans[g], tile, v + g, vectors_, g, weights);
     }
 
     float* out = vectors_.out + v * stride();
     int d = 0;
     for (; d + kBatchLines * kLanes <= vectors_.stride; d += kBatchLines * kLanes) {
-      Cache::template add_values<G, kBatchLines>(args_, weights, tiles, parts, spans[0], d, out, stride());
+      Cache::template add_values<G, kBatchLines>(args_, weights, tile, parts, spans[0], d, out, stride());
     }
     for (; d < vectors_.stride; d += kLanes) {
-      Cache::template add_values<G, 1>(args_, weights, tiles, parts, spans[0], d, out, stride());
+      Cache::template add_values<G, 1>(args_, weights, tile, parts, spans[0], d, out, stride());
     }
   }
 

@@ -19,36 +19,60 @@ struct Span {
   int end;
 };
 
-/// Where the parts that some row sees stand; pointers of the others are null.
-struct Tile {
-  int first;                          ///< position of the first token
-  const std::uint8_t* k[kTileParts];  ///< K of the part's block and KV head
-  const std::uint8_t* v[kTileParts];
-  int slot[kTileParts];  ///< of the part's first token in its block
+/// Where 16 tokens stand.
+struct Part {
+  const std::uint8_t* k;  ///< K of their block and KV head
+  const std::uint8_t* v;
+  int slot;  ///< of the first one in the block
 };
 
-/// The parts of the tile at `first` that hold positions in [from, to].
-inline Tile tile_at(const AttentionArgs& args, int first, int from, int to) {
-  Tile tile{first, {}, {}, {}};
-  for (int part = 0; part < kTileParts; ++part) {
-    const int at = first + part * kLanes;
-    if (at + kLanes <= from || at > to) continue;
-    const std::ptrdiff_t block = args.block_stride * args.block_table[at / args.tokens_per_block];
-    tile.k[part] = args.k_base + block;
-    tile.v[part] = args.v_base + block;
-    tile.slot[part] = at % args.tokens_per_block;
-  }
-  return tile;
+/// The part that holds `position`.
+inline Part part_at(const AttentionArgs& args, int position) {
+  const std::ptrdiff_t block = args.block_stride * args.block_table[position / args.tokens_per_block];
+  return {args.k_base + block, args.v_base + block, position % args.tokens_per_block / kLanes * kLanes};
 }
 
-/// The tile at hand, and the one whose lines are fetched meanwhile.
-struct Tiles {
-  Tile now;
-  Tile next;
+/// The parts of a tile; those that no row sees are not set.
+struct Tile {
+  int first;  ///< position of the first token
+  Part parts[kTileParts];
+  Part ahead[kTileParts];  ///< whose lines are fetched while the part is worked on
+};
 
-  /// The blocks of the same part of the next tile; those at hand where that has no such part.
-  const std::uint8_t* k_ahead(int part) const { return next.k[part] != nullptr ? next.k[part] : now.k[part]; }
-  const std::uint8_t* v_ahead(int part) const { return next.v[part] != nullptr ? next.v[part] : now.v[part]; }
+/// The parts that a call reads, in the order in which it does, and behind them those of the call that follows: lines
+/// are fetched a tile ahead of their use, over the ends of calls too, which may be shorter than that.
+class PartWalk {
+ public:
+  explicit PartWalk(const AttentionArgs& args)
+      : args_(args), from_(args.first_seen(args.position)), to_(args.last_position()) {}
+
+  /// The tile at `first`, of which some row sees something.
+  Tile tile_at(int first) const {
+    Tile tile;
+    tile.first = first;
+    for (int i = 0; i < kTileParts; ++i) {
+      const int at = first + i * kLanes;
+      if (at + kLanes <= from_ || at > to_) continue;
+      tile.parts[i] = part_at(args_, at);
+      tile.ahead[i] = ahead(at + kTileTokens, tile.parts[i]);
+    }
+    return tile;
+  }
+
+ private:
+  /// What this call reads at `at`, or the next one so far behind its first part as `at` is behind this one's last.
+  Part ahead(int at, const Part& otherwise) const {
+    if (at <= to_) return part_at(args_, at);
+    if (args_.next == nullptr) return otherwise;
+    const AttentionArgs& next = *args_.next;
+    const int behind = at - (to_ / kLanes + 1) * kLanes;
+    const int there = next.first_seen(next.position) / kLanes * kLanes + behind;
+    return there <= next.last_position() ? part_at(next, there) : otherwise;
+  }
+
+  const AttentionArgs& args_;
+  const int from_;
+  const int to_;
 };
 
 /// The query vectors of a call and their running state over one range.

@@ -27,8 +27,8 @@ inline F32x16 load_lanes(const float* p, int n) {
 
 /// Asks for a line of memory, into L2: requests of that kind are not bound by the few that L1 can wait for, which makes
 /// twice the bandwidth of memory. Any address will do.
-inline void prefetch(const std::uint8_t* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+inline void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
 
 /// The sum of 16 bytes.

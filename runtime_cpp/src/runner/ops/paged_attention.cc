@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 #include "runner/attention_calls.h"
 #include "runner/ops.h"
@@ -7,6 +8,15 @@
 
 namespace aotllm {
 namespace {
+
+/// What a thread does of one call: all of it or, of one on the border of two shares, some ranges.
+struct Share {
+  AttentionCall call;
+  int first_range = 0;  ///< where the call's first range begins
+  int ranges = 0;       ///< of the call; 0 where all of it is this thread's
+  Range own{};          ///< of ranges, by their number
+  int place = 0;        ///< of the call in the workspace
+};
 
 /// One op on one thread. Threads have equal shares of the cost of all calls in a row; a call on the border of two
 /// shares is divided by the ranges of its context, and who ends it puts their results together.
@@ -17,7 +27,7 @@ class PagedAttention {
         step_(worker.step),
         op_(op),
         calls_(step_.batch, op, worker.count),
-        share_(split(calls_.cost(), worker.index, worker.count)),
+        cost_(split(calls_.cost(), worker.index, worker.count)),
         kv_group_(step_.plan.kv.layers[op.layer].group) {
     args_.row_stride = op.heads.q_width();
     args_.head_dim = op.heads.head_dim;
@@ -29,32 +39,34 @@ class PagedAttention {
     args_.softcap = op.softcap;
   }
 
+  /// Each call is computed when the one after it is known.
   void run() {
+    std::optional<Share> share;
     std::int64_t at = 0;
     calls_.for_each([&](const AttentionCall& call) {
-      const std::int64_t end = at + AttentionCalls::cost(call, calls_.reach(call));
-      if (share_.begin <= at && end <= share_.end) {
-        step_.kernels.attention(args(call));
-      } else if (at < share_.end && end > share_.begin) {
-        run_on_border(call, at);
+      if (const std::optional<Share> next = share_of(call, at)) {
+        if (share) compute(*share, &next->call);
+        share = next;
       }
-      at = end;
+      at += AttentionCalls::cost(call, calls_.reach(call));
     });
+    if (share) compute(*share, nullptr);
   }
 
  private:
-  const cpu::AttentionArgs& args(const AttentionCall& call) {
+  cpu::AttentionArgs args(const AttentionCall& call) const {
+    cpu::AttentionArgs args = args_;
     const std::int64_t head = std::int64_t{call.kv_head} * op_.heads.group() + call.head_begin;
-    const std::int64_t at = call.row_begin * std::int64_t{args_.row_stride} + head * args_.head_dim;
-    args_.q = step_.space.buffer(op_.in) + at;
-    args_.out = step_.space.buffer(op_.out) + at;
-    args_.rows = call.row_end - call.row_begin;
-    args_.heads = call.head_end - call.head_begin;
-    args_.k_base = step_.kv.k(op_.layer, 0, call.kv_head);
-    args_.v_base = step_.kv.v(op_.layer, 0, call.kv_head);
-    args_.block_table = step_.batch.block_table(call.row_begin, kv_group_);
-    args_.position = step_.batch.position(call.row_begin);
-    return args_;
+    const std::int64_t at = call.row_begin * std::int64_t{args.row_stride} + head * args.head_dim;
+    args.q = step_.space.buffer(op_.in) + at;
+    args.out = step_.space.buffer(op_.out) + at;
+    args.rows = call.row_end - call.row_begin;
+    args.heads = call.head_end - call.head_begin;
+    args.k_base = step_.kv.k(op_.layer, 0, call.kv_head);
+    args.v_base = step_.kv.v(op_.layer, 0, call.kv_head);
+    args.block_table = step_.batch.block_table(call.row_begin, kv_group_);
+    args.position = step_.batch.position(call.row_begin);
+    return args;
   }
 
   /// The thread in whose share the middle of a cost [begin, end) lies.
@@ -64,50 +76,59 @@ class PagedAttention {
     return thread;
   }
 
-  /// A call whose cost, from `at` on, is in several shares.
-  void run_on_border(const AttentionCall& call, std::int64_t at) {
+  /// This thread's share of a call whose cost begins at `at`, if any.
+  std::optional<Share> share_of(const AttentionCall& call, std::int64_t at) const {
     const AttentionCalls::Reach reach = calls_.reach(call);
-    if (call.vectors() > max_shared_vectors(args_.head_dim)) {
-      if (owner(at, at + AttentionCalls::cost(call, reach)) == worker_.index) step_.kernels.attention(args(call));
-      return;
-    }
-    args(call);
-    const int first_range = args_.range_of(reach.begin);
-    int ranges = 0;
-    int first_owner = 0;
+    const std::int64_t end = at + AttentionCalls::cost(call, reach);
+    if (cost_.begin <= at && end <= cost_.end) return Share{call};
+    if (at >= cost_.end || end <= cost_.begin) return std::nullopt;
+    if (call.vectors() <= max_shared_vectors(args_.head_dim)) return ranges_of(call, reach, at);
+    if (owner(at, end) == worker_.index) return Share{call};
+    return std::nullopt;
+  }
+
+  /// This thread's ranges of a call whose cost, from `at` on, is in several shares.
+  std::optional<Share> ranges_of(const AttentionCall& call, AttentionCalls::Reach reach, std::int64_t at) const {
+    const auto next = [&](int begin) { return cpu::next_kv_range(begin, op_.window); };
+    Share share{call, reach.begin - reach.begin % cpu::kv_range_length(reach.begin, op_.window), 0, {}, 0};
     int last_owner = 0;
-    Range own;  // of ranges, by their number
-    for (int begin = first_range; begin < reach.end; begin = cpu::next_kv_range(begin, op_.window), ++ranges) {
-      const AttentionCalls::Reach part{std::max(begin, reach.begin),
-                                       std::min(cpu::next_kv_range(begin, op_.window), reach.end)};
+    for (int begin = share.first_range; begin < reach.end; begin = next(begin), ++share.ranges) {
+      const AttentionCalls::Reach part{std::max(begin, reach.begin), std::min(next(begin), reach.end)};
       const std::int64_t end = at + AttentionCalls::cost(call, part);
       last_owner = owner(at, end);
-      if (ranges == 0) first_owner = last_owner;
+      if (share.ranges == 0) share.place = last_owner;
       if (last_owner == worker_.index) {
-        if (own.begin == own.end) own.begin = ranges;
-        own.end = ranges + 1;
+        if (share.own.begin == share.own.end) share.own.begin = share.ranges;
+        share.own.end = share.ranges + 1;
       }
       at = end;
     }
-    if (own.begin == own.end) return;
-    if (first_owner == last_owner) return step_.kernels.attention(args_);
-    run_ranges(call, first_range, ranges, own, first_owner);
+    if (share.own.begin == share.own.end) return std::nullopt;
+    return share.place == last_owner ? Share{call} : share;
   }
 
-  /// This thread's ranges `own` of the `ranges` of a call. `place`: of the call in the workspace.
-  void run_ranges(const AttentionCall& call, int first_range, int ranges, Range own, int place) {
+  /// `next`: the call of which this thread has the next share.
+  void compute(const Share& share, const AttentionCall* next) const {
+    cpu::AttentionArgs now = args(share.call);
+    cpu::AttentionArgs then;
+    if (next != nullptr) {
+      then = args(*next);
+      now.next = &then;
+    }
+    if (share.ranges == 0) return step_.kernels.attention(now);
+
     const AttentionSpace& space = step_.space.attention();
-    float* partials = space.partials + place * space.partial_floats;
-    const std::int64_t size = call.vectors() * std::int64_t{cpu::attention_partial_floats(args_.head_dim)};
-    int begin = first_range;
-    for (std::int64_t range = 0; range < own.end; ++range) {
-      if (range >= own.begin) step_.kernels.attention_range(args_, begin, partials + range * size);
+    float* partials = space.partials + share.place * space.partial_floats;
+    const std::int64_t size = share.call.vectors() * std::int64_t{cpu::attention_partial_floats(args_.head_dim)};
+    int begin = share.first_range;
+    for (std::int64_t range = 0; range < share.own.end; ++range) {
+      if (range >= share.own.begin) step_.kernels.attention_range(now, begin, partials + range * size);
       begin = cpu::next_kv_range(begin, op_.window);
     }
-    const std::atomic_ref<std::int32_t> done(space.done[place]);
-    const auto count = static_cast<std::int32_t>(own.end - own.begin);
-    if (done.fetch_add(count, std::memory_order_acq_rel) + count < ranges) return;
-    step_.kernels.merge_attention(args_, partials);
+    const std::atomic_ref<std::int32_t> done(space.done[share.place]);
+    const auto count = static_cast<std::int32_t>(share.own.end - share.own.begin);
+    if (done.fetch_add(count, std::memory_order_acq_rel) + count < share.ranges) return;
+    step_.kernels.merge_attention(now, partials);
     done.store(0, std::memory_order_relaxed);  // the barrier at the end of the op publishes it
   }
 
@@ -115,9 +136,9 @@ class PagedAttention {
   const StepContext& step_;
   const PagedAttentionOp& op_;
   const AttentionCalls calls_;
-  const Range share_;
+  const Range cost_;  ///< of this thread
   const int kv_group_;
-  cpu::AttentionArgs args_;
+  cpu::AttentionArgs args_;  ///< what all calls have in common
 };
 
 }  // namespace
