@@ -63,7 +63,7 @@ class Precision(Record):
     dtype: str
     """Of the build: auto | f32 | f16 | bf16"""
     kv_cache_dtype: str
-    """cpu: f32 | int16 | int8; cuda: bf16 | fp8"""
+    """cpu: f32 | bf16 | int16 | int8; cuda: bf16 | fp8"""
     weight_formats: dict[str, int]
     """Packed format → bytes, those of all ranks together"""
     quantization: Quantization | None = None

@@ -39,7 +39,7 @@ class KvLayerRecord(TypedDict):
 
 
 class KvRecord(TypedDict):
-    """The cache of all layers; `dtype` is f32, int16 or int8 (cpu), bf16 or fp8 (cuda)."""
+    """The cache of all layers; `dtype` is f32, bf16, int16 or int8 (cpu), bf16 or fp8 (cuda)."""
 
     dtype: str
     tokens_per_block: int

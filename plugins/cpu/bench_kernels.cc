@@ -94,7 +94,7 @@ void bench_matmuls(const Kernels& kernels) {
 }
 
 const char* kv_type_name(KvType type) {
-  return type == KvType::kF32 ? "f32 " : type == KvType::kI16 ? "int16" : "int8";
+  return type == KvType::kF32 ? "f32" : type == KvType::kBF16 ? "bf16" : type == KvType::kI16 ? "int16" : "int8";
 }
 
 struct AttentionCase {
@@ -141,7 +141,7 @@ void bench_attention(const Kernels& kernels, KvType type, const AttentionCase& c
 }
 
 void bench_attentions(const Kernels& kernels) {
-  constexpr KvType kTypes[] = {KvType::kF32, KvType::kI16, KvType::kI8};
+  constexpr KvType kTypes[] = {KvType::kF32, KvType::kBF16, KvType::kI16, KvType::kI8};
   for (const KvType type : kTypes) {
     for (const int heads : {1, 3, 4, 7}) bench_attention(kernels, type, {.heads = heads});
     for (const int depth : {128, 512, 4096}) bench_attention(kernels, type, {.depth = depth});

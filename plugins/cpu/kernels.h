@@ -106,9 +106,9 @@ struct Activations {
       nullptr;  ///< [rows, k], row stride `bf16_stride(k)`; zeros up to the end of k's last line
 };
 
-/// KV element types of the CPU target. kI16, kI8: signed codes, a float32 scale for each token and KV head, once for K
-/// and once for V.
-enum class KvType : std::uint8_t { kF32, kI16, kI8 };
+/// KV element types of the CPU target. kBF16: values rounded to nearest even. kI16, kI8: signed codes, a float32 scale
+/// for each token and KV head, once for K and once for V.
+enum class KvType : std::uint8_t { kF32, kBF16, kI16, kI8 };
 
 /// The widest head that the kernels take.
 inline constexpr int kMaxHeadDim = 512;
@@ -118,8 +118,17 @@ inline constexpr int kMaxHeadDim = 512;
 constexpr std::size_t kv_head_bytes(KvType type, int head_dim, int tokens_per_block) noexcept {
   const auto tokens = static_cast<std::size_t>(tokens_per_block);
   const std::size_t elements = static_cast<std::size_t>(head_dim) * tokens;
-  if (type == KvType::kF32) return elements * sizeof(float);
-  return elements * (type == KvType::kI16 ? 2 : 1) + tokens * sizeof(float);
+  switch (type) {
+    case KvType::kF32:
+      return elements * sizeof(float);
+    case KvType::kBF16:
+      return elements * 2;
+    case KvType::kI16:
+      return elements * 2 + tokens * sizeof(float);
+    case KvType::kI8:
+      return elements + tokens * sizeof(float);
+  }
+  return 0;
 }
 
 // The functions from here to `Kernels` are always inlined: kernels call them, and no code that was compiled for one ISA
@@ -150,8 +159,9 @@ constexpr std::size_t kv_head_bytes(KvType type, int head_dim, int tokens_per_bl
 ///
 /// KV block layout, per layer and KV head, contiguous and 64-byte aligned, tokens_per_block a multiple of 16:
 ///   kF32       K `[head_dim][tokens_per_block]` (lanes are tokens), V `[tokens_per_block][head_dim]`
-///   kI16, kI8  codes, K `[head_dim / 2][tokens_per_block][2]`, V `[tokens_per_block / 2][head_dim][2]`: pairs along
-///              the axis that is summed; behind them the scales `[tokens_per_block]`, value = scale · code
+///   kBF16      K `[head_dim / 2][tokens_per_block][2]`, V `[tokens_per_block / 2][head_dim][2]`: pairs along the axis
+///              that is summed
+///   kI16, kI8  codes likewise; behind them the scales `[tokens_per_block]`, value = scale · code
 struct AttentionArgs {
   const float* q = nullptr;  ///< [rows, heads, head_dim], rows `row_stride` floats apart
   float* out = nullptr;      ///< likewise

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from aotllm.builder.numerics import bf16_bits, bf16_values
+
 F32 = np.float32
 
 
@@ -102,7 +104,9 @@ class PlanInterpreter:
             k = rms_norm(k, self.tensors[op["k_norm"]], op["qk_norm_eps"])
         cos, sin = self.rotary_tables(op["rope"], batch.positions)
         q, k = rotate_half(q, cos, sin), rotate_half(k, cos, sin)
-        if self.plan["kv"]["dtype"] == "int8":
+        if self.plan["kv"]["dtype"] == "bf16":
+            k, v = bf16_values(bf16_bits(k)), bf16_values(bf16_bits(v))
+        elif self.plan["kv"]["dtype"] == "int8":
             k, v = codes_and_back(k, 127), codes_and_back(v, 127)
         elif self.plan["kv"]["dtype"] == "int16":
             norm = np.sqrt(np.square(k).sum(axis=-1, keepdims=True))

@@ -30,7 +30,7 @@ def test_defaults_follow_the_target(options, limits):
         ({"target": "cuda", "sm": 75}, InvalidRequest, "sm: got 75, expected one of 80, 89, 90"),
         ({"target": "cuda", "dtype": "f16"}, InvalidRequest, "dtype: got 'f16', expected one of auto, bf16 on .*cuda"),
         ({"target": "cuda", "kv_cache_dtype": "int8"}, InvalidRequest, "got 'int8', expected one of auto, bf16, fp8"),
-        ({"kv_cache_dtype": "fp8"}, InvalidRequest, "got 'fp8', expected one of auto, f32, int16, int8 on target cpu"),
+        ({"kv_cache_dtype": "fp8"}, InvalidRequest, "got 'fp8', expected one of auto, f32, bf16, int16, int8 on .*cpu"),
         ({"target": "cuda", "sm": 80, "quantize": "fp8"}, InvalidRequest, "quantize: got fp8, .*sm 89"),
         ({"target": "cuda", "sm": 80, "kv_cache_dtype": "fp8"}, InvalidRequest, "kv_cache_dtype: got fp8, .*sm 89"),
         ({"target": "cuda", "quantize": "fp4"}, InvalidRequest, "got 'fp4', expected one of fp8, int8, int4"),

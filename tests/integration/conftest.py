@@ -18,6 +18,13 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Eng
 
 
 @pytest.fixture(scope="session")
+def smollm2_bf16_cache(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """SmolLM2-135M-Instruct Q4_1 with a bf16 KV cache."""
+    output = tmp_path_factory.mktemp("engines") / "smollm2_bf16_cache"
+    return build_engine(smollm2_gguf, output, max_seq_len=2048, kv_cache_dtype="bf16")
+
+
+@pytest.fixture(scope="session")
 def smollm2_int8(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """SmolLM2-135M-Instruct Q4_1 with an int8 KV cache."""
     output = tmp_path_factory.mktemp("engines") / "smollm2_int8"

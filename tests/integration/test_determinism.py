@@ -42,9 +42,9 @@ def batched_logits(engine: Engine, prompts: list[list[int]], chunk: int) -> np.n
     return np.concatenate(rows)
 
 
-@pytest.fixture(params=["smollm2", "smollm2_int8"])
+@pytest.fixture(params=["smollm2", "smollm2_bf16_cache", "smollm2_int8"])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """One model with an int16 and with an int8 cache."""
+    """One model with an int16, a bf16 and an int8 cache."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
@@ -69,7 +69,9 @@ def test_batch_of_sixteen_does_not_matter(engine: Engine, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("case", ["llama, odd sizes", "qwen3", "mixtral", "qwen3_moe, odd sizes", "gemma2", "gemma3"])
-@pytest.mark.parametrize(("dtype", "kv"), [("f32", "auto"), ("bf16", "auto"), ("f16", "auto"), ("f32", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "kv"), [("f32", "auto"), ("bf16", "auto"), ("f16", "auto"), ("f32", "bf16"), ("f32", "int8")]
+)
 def test_float_models_too(case: str, dtype: str, kv: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", *CASES[case], dtype=dtype)
     engine = build_engine(tmp_path / "model", tmp_path / "engine", max_seq_len=256, kv_cache_dtype=kv)

@@ -140,10 +140,14 @@ def save_as_bf16(model: Any, folder: Path, tokenizer: Path) -> None:
 
 @pytest.fixture(scope="module")
 def qualities(
-    smollm2_gguf: Path, smollm2: Engine, smollm2_int8: Engine, tmp_path_factory: pytest.TempPathFactory
+    smollm2_gguf: Path,
+    smollm2: Engine,
+    smollm2_bf16_cache: Engine,
+    smollm2_int8: Engine,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Quality]:
     model = exact_model(smollm2_gguf)
-    found = measure(model, {"smollm2": smollm2, "smollm2_int8": smollm2_int8})
+    found = measure(model, {"smollm2": smollm2, "smollm2_bf16_cache": smollm2_bf16_cache, "smollm2_int8": smollm2_int8})
     folder = tmp_path_factory.mktemp("smollm2_bf16")
     save_as_bf16(model, folder / "model", smollm2.path / "tokenizer.json")
     bf16 = build_engine(folder / "model", folder / "engine", max_seq_len=2048)
@@ -155,6 +159,7 @@ def qualities(
     ("engine_name", "allowed"),
     [
         ("smollm2", Divergence(mean=0.003, max=0.03, same_top=0.964)),
+        ("smollm2_bf16_cache", Divergence(mean=0.003, max=0.03, same_top=0.96)),
         ("smollm2_int8", Divergence(mean=0.005, max=0.12, same_top=0.95)),
         ("smollm2_bf16", Divergence(mean=0.0002, max=0.005, same_top=0.99)),
     ],
@@ -170,7 +175,7 @@ def test_smollm2_stays_close_to_exact_arithmetic(
 
 
 @needs_gpl3
-@pytest.mark.parametrize("engine_name", ["smollm2", "smollm2_int8", "smollm2_bf16"])
+@pytest.mark.parametrize("engine_name", ["smollm2", "smollm2_bf16_cache", "smollm2_int8", "smollm2_bf16"])
 def test_smollm2_perplexity(engine_name: str, qualities: dict[str, Quality]) -> None:
     """18.344 is the perplexity of the same weights in exact arithmetic."""
     got = qualities[engine_name].perplexity

@@ -39,7 +39,7 @@ TEST_P(CpuAttentionBounds, NothingBehindTheLastBlockIsRead) {
   constexpr int kTokens = 16;
   constexpr int kBlocks = 5;  // more than a tile of 64 tokens
   Random random(1);
-  for (const KvType type : {KvType::kF32, KvType::kI16, KvType::kI8}) {
+  for (const KvType type : {KvType::kF32, KvType::kBF16, KvType::kI16, KvType::kI8}) {
     for (const int head_dim : {8, 16, 24, 40, 56, 72, 88, 120}) {
       const std::size_t bytes = kv_head_bytes(type, head_dim, kTokens);
       const BytesAtTheEnd k(kBlocks * bytes);

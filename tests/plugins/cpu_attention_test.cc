@@ -80,7 +80,15 @@ void to_codes_and_back(float* x, int head_dim, double scale) {
   for (int d = 0; d < head_dim && scale > 0; ++d) x[d] = static_cast<float>(scale * std::nearbyint(x[d] / scale));
 }
 
-constexpr KvType kTypes[] = {KvType::kF32, KvType::kI16, KvType::kI8};
+/// Rounds to 8 significant bits, half to even.
+void to_bf16_and_back(float* x, int head_dim) {
+  for (int d = 0; d < head_dim; ++d) {
+    const float step = std::ldexp(1.0f, std::ilogb(x[d]) - 7);
+    x[d] = step * std::nearbyint(x[d] / step);
+  }
+}
+
+constexpr KvType kTypes[] = {KvType::kF32, KvType::kBF16, KvType::kI16, KvType::kI8};
 constexpr KvType kCodeTypes[] = {KvType::kI16, KvType::kI8};
 
 struct Case {
@@ -140,6 +148,11 @@ class CpuAttention : public OnIsa {
     for (int t = 0; type != KvType::kF32 && t <= c.position; ++t) {
       float* k = in.k.data() + t * c.head_dim;
       float* v = in.v.data() + t * c.head_dim;
+      if (type == KvType::kBF16) {
+        to_bf16_and_back(k, c.head_dim);
+        to_bf16_and_back(v, c.head_dim);
+        continue;
+      }
       const Scales scales = scales_of(type, k, v, c.head_dim);
       to_codes_and_back(k, c.head_dim, scales.k);
       to_codes_and_back(v, c.head_dim, scales.v);
@@ -184,7 +197,8 @@ TEST_P(CpuAttention, AgreesWithDoublePrecisionAndReadsNoUnusedSlot) {
       const Inputs held = rounded(c, type, in);
       const std::vector<double> expected =
           naive(c, held.q, held.k, held.v, 1.0f / std::sqrt(static_cast<float>(c.head_dim)));
-      const double tolerance = type == KvType::kF32 ? 3e-6 : 4e-4;  // q and weights are codes, too
+      const bool is_exact = type == KvType::kF32 || type == KvType::kBF16;
+      const double tolerance = is_exact ? 3e-6 : 4e-4;  // with codes, q and weights are codes, too
       for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance) << i;
     }
   }
@@ -467,6 +481,31 @@ TEST_P(CpuAttention, StoredFloatsTouchTheirSlotOnly) {
   ops().store_kv(k.data(), v.data(), head_dim, KvType::kF32, k_block.data(), v_block.data(), slot, tokens);
   EXPECT_EQ(std::vector<std::uint8_t>(k_block.data(), k_block.data() + k_block.size()), expected_k);
   EXPECT_EQ(std::vector<std::uint8_t>(v_block.data(), v_block.data() + v_block.size()), expected_v);
+}
+
+TEST_P(CpuAttention, StoredBfloat16TouchesItsSlotOnly) {
+  Random random(13);
+  const int head_dim = 24, tokens = 16;
+  const std::vector<float> k = normal(random, head_dim), v = normal(random, head_dim);
+  const auto bytes = kv_head_bytes(KvType::kBF16, head_dim, tokens);
+  ASSERT_EQ(bytes, std::size_t{head_dim * tokens * 2});
+  for (const int slot : {0, 5, 15}) {
+    AlignedBytes k_block(bytes), v_block(bytes);
+    std::memset(k_block.data(), 0x5A, bytes);
+    std::memset(v_block.data(), 0x5A, bytes);
+    std::vector<std::uint8_t> expected_k(bytes, 0x5A), expected_v(bytes, 0x5A);
+    const auto put = [](std::vector<std::uint8_t>& block, int element, float x) {
+      to_bf16_and_back(&x, 1);
+      std::memcpy(block.data() + element * 2, reinterpret_cast<const std::uint8_t*>(&x) + 2, 2);
+    };
+    for (int d = 0; d < head_dim; ++d) {
+      put(expected_k, (d / 2 * tokens + slot) * 2 + d % 2, k[static_cast<std::size_t>(d)]);
+      put(expected_v, (slot / 2 * head_dim + d) * 2 + slot % 2, v[static_cast<std::size_t>(d)]);
+    }
+    ops().store_kv(k.data(), v.data(), head_dim, KvType::kBF16, k_block.data(), v_block.data(), slot, tokens);
+    EXPECT_EQ(std::vector<std::uint8_t>(k_block.data(), k_block.data() + bytes), expected_k) << "slot " << slot;
+    EXPECT_EQ(std::vector<std::uint8_t>(v_block.data(), v_block.data() + bytes), expected_v) << "slot " << slot;
+  }
 }
 
 }  // namespace

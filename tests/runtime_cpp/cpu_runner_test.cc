@@ -47,6 +47,7 @@ std::vector<Case> cases() {
   TinySpec one_head{.heads = 4, .kv_heads = 1, .head_dim = 16, .rotary_half = 8};
   TinySpec odd_sizes{.vocab = 37, .hidden = 40, .heads = 3, .kv_heads = 3, .head_dim = 8, .intermediate = 19};
   TinySpec mixed{.hidden = 64, .intermediate = 96, .v_format = "q8_0"};
+  TinySpec bf16_kv{.kv_dtype = "bf16"};
   TinySpec int16_kv{.kv_dtype = "int16"};
   TinySpec int8_kv{.kv_dtype = "int8"};
   TinySpec int8_gemma = gemma;
@@ -81,6 +82,7 @@ std::vector<Case> cases() {
           {"one_kv_head", one_head, 2e-5},
           {"odd_sizes", odd_sizes, 2e-5},
           {"mixed_formats", mixed, 2e-3},
+          {"bf16_kv", bf16_kv, 5e-3},
           {"int16_kv", int16_kv, 1e-3},
           {"int8_kv", int8_kv, 5e-3},
           {"int8_gemma", int8_gemma, 5e-3}};

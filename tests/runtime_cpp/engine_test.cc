@@ -61,7 +61,7 @@ TEST(Engine, BytesOfAKvBlockFollowItsType) {
   const struct {
     const char* dtype;
     std::int64_t head_bytes;  ///< K of 16 tokens, head_dim 8
-  } cases[] = {{"f32", 16 * 8 * 4}, {"int16", 16 * (8 * 2 + 4)}, {"int8", 16 * (8 + 4)}};
+  } cases[] = {{"f32", 16 * 8 * 4}, {"bf16", 16 * 8 * 2}, {"int16", 16 * (8 * 2 + 4)}, {"int8", 16 * (8 + 4)}};
   for (const auto& c : cases) {
     const TinyModel tiny({.kv_dtype = c.dtype});
     const Engine engine = Engine::from_bytes(tiny.engine_bytes(), "tiny.engine");
@@ -124,7 +124,7 @@ constexpr Broken kBroken[] = {
     {"rope tensor is no float", "", "\"inv_freq\": \"inv_freq\"", "\"inv_freq\": \"embedding\"", "rope[0].inv_freq"},
     {"rope longer than a head", "", "\"inv_freq\": \"inv_freq\"", "\"inv_freq\": \"layers.0.q_norm\"",
      "ops[1].rope: expected a table of at most 4 frequencies, got 8"},
-    {"kv dtype", "\"kv\"", "\"f32\"", "\"f64\"", "kv.dtype: expected f32, int16 or int8, got \"f64\""},
+    {"kv dtype", "\"kv\"", "\"f32\"", "\"f64\"", "kv.dtype: expected f32, bf16, int16 or int8, got \"f64\""},
     {"block size", "", "\"tokens_per_block\": 16", "\"tokens_per_block\": 24",
      "tokens_per_block: expected a multiple of 16"},
     {"block size zero", "", "\"tokens_per_block\": 16", "\"tokens_per_block\": 0", "tokens_per_block"},

@@ -75,7 +75,7 @@ class NaiveModel {
     return x;
   }
 
-  /// To 8 significant bits, half to even: what bf16 weights make of their input.
+  /// To 8 significant bits, half to even: what bf16 weights make of their input, and the bf16 cache.
   static Vector rounded_to_bf16(Vector x) {
     for (double& v : x) {
       int exponent = 0;
@@ -185,6 +185,9 @@ class NaiveModel {
       if (std::string(s_.kv_dtype) == "int8") {
         k.back() = quantized(std::move(k.back()), s_.head_dim);
         v.back() = quantized(std::move(v.back()), s_.head_dim);
+      } else if (std::string(s_.kv_dtype) == "bf16") {
+        k.back() = rounded_to_bf16(std::move(k.back()));
+        v.back() = rounded_to_bf16(std::move(v.back()));
       }
     }
     for (int t = 0; t < static_cast<int>(x.size()); ++t) {

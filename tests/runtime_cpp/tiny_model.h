@@ -35,7 +35,7 @@ struct TinySpec {
   float embedding_scale = 1.0f;
   const char* activation = "silu";
   const char* v_format = "f32";  ///< f32, bf16 or q8_0, of V and of the down projection
-  const char* kv_dtype = "f32";  ///< f32, int16 or int8
+  const char* kv_dtype = "f32";  ///< f32, bf16, int16 or int8
   int experts = 0;               ///< of `intermediate` neurons; 0 = dense layers
   int top_k = 0;
   bool normalize = false;

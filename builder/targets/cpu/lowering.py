@@ -79,7 +79,7 @@ def lower(
         model: as `run_passes` left it, with the partition's number of ranks.
         config: of the same checkpoint.
         segment_format: canonical name of a matrix → format of its packed segment.
-        kv_dtype: f32 | int16 | int8.
+        kv_dtype: f32 | bf16 | int16 | int8.
         tokens_per_block: tokens of a cache block, a multiple of 16.
         max_seq_len: longest sequence of the engine, in tokens.
         max_num_tokens: tokens of a step, the same that `run_passes` planned the arena for.

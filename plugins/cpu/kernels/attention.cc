@@ -55,7 +55,9 @@ void attend_range(const AttentionArgs& args, int begin, float* partials) {
 void attention(const AttentionArgs& args) {
   switch (args.kv_type) {
     case KvType::kF32:
-      return attend<FloatCache>(args);
+      return attend<FloatCache<KvType::kF32>>(args);
+    case KvType::kBF16:
+      return attend<FloatCache<KvType::kBF16>>(args);
     case KvType::kI16:
       return attend<CodeCache<KvType::kI16>>(args);
     case KvType::kI8:
@@ -66,7 +68,9 @@ void attention(const AttentionArgs& args) {
 void attention_range(const AttentionArgs& args, int range, float* partials) {
   switch (args.kv_type) {
     case KvType::kF32:
-      return attend_range<FloatCache>(args, range, partials);
+      return attend_range<FloatCache<KvType::kF32>>(args, range, partials);
+    case KvType::kBF16:
+      return attend_range<FloatCache<KvType::kBF16>>(args, range, partials);
     case KvType::kI16:
       return attend_range<CodeCache<KvType::kI16>>(args, range, partials);
     case KvType::kI8:

@@ -47,8 +47,9 @@ struct CodeCache {
   static void take_query(const AttentionArgs& args, const float* q, float scale, int v, Vectors<Element>& vectors) {
     Element* codes = vectors.q + static_cast<std::ptrdiff_t>(v) * vectors.stride;
     const float q_scale = head_scale(q, args.head_dim);
+    const F32x16 inverse = set1(q_scale == 0.0f ? 0.0f : 1.0f / q_scale);
     for (int d = 0; d < args.head_dim; d += kLanes) {
-      store_i16(codes + d, to_codes(load_lanes(q + d, args.head_dim - d), q_scale, kLargestCode16));
+      store_i16(codes + d, to_i32(mul(load_lanes(q + d, args.head_dim - d), inverse)));
     }
     vectors.scale[v] = q_scale * scale;
   }
@@ -87,38 +88,50 @@ struct CodeCache {
     }
   }
 
-  /// weight = scale · code, no code above 32767 and their sum such that sums of products stay below 2^31.
-  static float weight_scale(const F32x16 (&w)[kTileParts]) {
-    const auto magnitude = [](F32x16 x) { return bit_and(bits(x), set1_i32(INT32_MAX)); };  // NaN above all
-    const I32x16 largest = max(max(magnitude(w[0]), magnitude(w[1])), max(magnitude(w[2]), magnitude(w[3])));
-    const float by_largest = __builtin_bit_cast(float, reduce_max(largest)) * (1.0f / kLargestCode16);
-    if constexpr (Type == KvType::kI8) return by_largest;
-    const float by_sum = reduce_add(add(add(w[0], w[1]), add(w[2], w[3]))) * (1.0f / 131000.0f);
-    return by_largest > by_sum ? by_largest : by_sum;
+  /// The most that codes of weights may sum up to.
+  static constexpr float kLargestSum = Type == KvType::kI16 ? 131000.0f : kTileTokens * kLargestCode16;
+
+  /// Scales of weights whose largest and whose sums are given, weight = scale · code: no code is above 32767 and their
+  /// sum is such that sums of products stay below 2^31. The inverse is finite; a NaN goes on, as all sums have it.
+  static void scale_weights(const float* largest, const float* sum, float* scale, float* inverse) {
+    const F32x16 by_largest = mul(load(largest), set1(1.0f / kLargestCode16));
+    const F32x16 by_sum = mul(load(sum), set1(1.0f / kLargestSum));
+    const F32x16 scales = max(set1(1e-34f), max(by_largest, by_sum));
+    store(scale, scales);
+    store(inverse, div(set1(1.0f), scales));
   }
 
-  /// Turns the scores of vector `v` into weights of its tokens, number `g` of a batch.
+  /// Turns the scores of G vectors from `v` on into weights of tokens.
   template <int G>
-  static void weigh(const AttentionArgs& args, const float* scores, Span span, const Tile& tile, int v,
-                    Vectors<Element>& vectors, int g, Weights<Element, G>& weights) {
-    F32x16 p[kTileParts];
-    take_exponentials(scores, span, v, vectors, p);
-    const bool whole = is_whole(span);
-    for (int part = 0; part < kTileParts; ++part) {
-      if (whole) {
-        p[part] = mul(p[part], load(v_scales(args, tile.parts[part])));
-      } else if (part * kLanes < span.end && (part + 1) * kLanes > span.begin) {
-        const F32x16 scaled = mul(p[part], load(v_scales(args, tile.parts[part])));
-        p[part] = select(seen_lanes(span, part), scaled, set1(0.0f));
+  static void weigh(const AttentionArgs& args, float (*scores)[kTileTokens], const Seen* seen, const Tile& tile, int v,
+                    Vectors<Element>& vectors, Weights<Element, G>& weights) {
+    take_scores<G>(scores, seen, v, vectors);
+    F32x16 largest[round_up_to_4(G)], sums[round_up_to_4(G)];
+    for (int g = 0; g < round_up_to_4(G); ++g) largest[g] = sums[g] = set1(0.0f);
+    for (int g = 0; g < G; ++g) {
+      F32x16 w[kTileParts];
+      take_exponentials(scores[g], seen[g], v + g, vectors, w);
+      for (int part = 0; part < kTileParts; ++part) {
+        const F32x16 scaled = mul(w[part], load(v_scales(args, tile.parts[part])));
+        w[part] = seen[g].only(part, scaled, set1(0.0f));
+        store(scores[g] + part * kLanes, w[part]);
       }
+      largest[g] = max(max(w[0], w[1]), max(w[2], w[3]));
+      sums[g] = add(add(w[0], w[1]), add(w[2], w[3]));
     }
-    const float scale = weight_scale(p);
-    // Where all weights are next to nothing, they are nothing: 1 / scale has to be finite. A NaN goes on in the scale.
-    const bool is_nothing = scale < 1e-34f;
-    const F32x16 inverse = set1(is_nothing ? 0.0f : 1.0f / scale);
-    weights.scale[g] = is_nothing ? 0.0f : scale;
-    for (int part = 0; part < kTileParts; ++part) {
-      store_i16(weights.p[g] + part * kLanes, to_i32(mul(p[part], inverse)));
+    alignas(64) float largest_of[kLanes], sum_of[kLanes], inverse[kLanes];
+    store(largest_of, set1(0.0f));
+    store(sum_of, set1(0.0f));
+    for (int g = 0; g < G; g += 4) {
+      reduce_max_4(largest + g, largest_of + g);
+      reduce_add_4(sums + g, sum_of + g);
+    }
+    scale_weights(largest_of, sum_of, weights.scale, inverse);
+    for (int g = 0; g < G; ++g) {
+      const F32x16 factor = set1(inverse[g]);
+      for (int at = 0; at < kTileTokens; at += kLanes) {
+        store_i16(weights.p[g] + at, to_i32(mul(load(scores[g] + at), factor)));
+      }
     }
   }
 

@@ -71,7 +71,9 @@ class RangeAttention {
 
   /// Batches of about equal sizes.
   void run_tile(const Tile& tile, Span span) {
-    const int together = Cache::kMixesRows ? span.end - span.begin : args_.heads;
+    const bool is_seen =
+        Seen(seen_by(span.begin, tile.first)).is_whole && Seen(seen_by(span.end - 1, tile.first)).is_whole;
+    const int together = Cache::kMixesRows || is_seen ? span.end - span.begin : args_.heads;
     const int batches = (together + kMaxBatch - 1) / kMaxBatch;
     for (int first = span.begin; first < span.end; first += together) {
       for (int i = 0; i < batches; ++i) {
@@ -99,9 +101,9 @@ class RangeAttention {
   /// G vectors from `v` on meet a tile, of which each sees something.
   template <int G>
   void run_batch(const Tile& tile, int v) {
-    Span spans[G];
-    for (int g = 0; g < G; ++g) spans[g] = seen_by(v + g, tile.first);
-    const Span parts{spans[0].begin / kLanes, (spans[G - 1].end + kLanes - 1) / kLanes};
+    Seen seen[G];
+    for (int g = 0; g < G; ++g) seen[g] = Seen(seen_by(v + g, tile.first));
+    const Span parts{seen[0].tokens.begin / kLanes, (seen[G - 1].tokens.end + kLanes - 1) / kLanes};
     alignas(64) float scores[G][kTileTokens];
     const Element* q = vectors_.q + v * stride();
     int part = parts.begin;
@@ -109,20 +111,30 @@ class RangeAttention {
       Cache::template score<G, kBatchLines>(args_, q, stride(), tile, part, scores);
     }
     for (; part < parts.end; ++part) Cache::template score<G, 1>(args_, q, stride(), tile, part, scores);
+    fill_unseen<G>(parts, scores);
 
     Weights<Element, G> weights;
-    for (int g = 0; g < G; ++g) {
-      if (args_.softcap > 0.0f) cap_scores(args_.softcap, parts, inner_scale_[v + g], scores[g]);
-      Cache::template weigh<G>(args_, scores[g], spans[g], tile, v + g, vectors_, g, weights);
+    for (int g = 0; g < G && args_.softcap > 0.0f; ++g) {
+      cap_scores(args_.softcap, parts, inner_scale_[v + g], scores[g]);
     }
+    Cache::template weigh<G>(args_, scores, seen, tile, v, vectors_, weights);
 
     float* out = vectors_.out + v * stride();
     int d = 0;
     for (; d + kBatchLines * kLanes <= vectors_.stride; d += kBatchLines * kLanes) {
-      Cache::template add_values<G, kBatchLines>(args_, weights, tile, parts, spans[0], d, out, stride());
+      Cache::template add_values<G, kBatchLines>(args_, weights, tile, parts, seen[0].tokens, d, out, stride());
     }
     for (; d < vectors_.stride; d += kLanes) {
-      Cache::template add_values<G, 1>(args_, weights, tile, parts, spans[0], d, out, stride());
+      Cache::template add_values<G, 1>(args_, weights, tile, parts, seen[0].tokens, d, out, stride());
+    }
+  }
+
+  /// Scores of parts that no vector of the batch sees: any will do that is no trap.
+  template <int G>
+  static void fill_unseen(Span parts, float (*scores)[kTileTokens]) {
+    for (int part = 0; part < kTileParts; ++part) {
+      if (part >= parts.begin && part < parts.end) continue;
+      for (int g = 0; g < G; ++g) store(scores[g] + part * kLanes, set1(0.0f));
     }
   }
 
@@ -158,9 +170,11 @@ struct RangeFold {
     }
   }
 
+  /// Divides the sums over values by that of weights.
   void finish(int head_dim, float* out) const {
+    const F32x16 inverse = set1(1.0f / sum);
     for (int d = 0; d < head_dim; d += kLanes) {
-      store_lanes(out + d, div(load_lanes(out + d, head_dim - d), set1(sum)), head_dim - d);
+      store_lanes(out + d, mul(load_lanes(out + d, head_dim - d), inverse), head_dim - d);
     }
   }
 };

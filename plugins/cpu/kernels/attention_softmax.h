@@ -29,53 +29,44 @@ inline F32x16 exp2_below(F32x16 x) {
 /// rescaled a few times in a context, not at each new maximum.
 inline constexpr float kTopSlack = 8.0f;
 
-/// Tokens [span.begin, span.end) of a tile, as lanes of `part`.
-inline Mask16 seen_lanes(Span span, int part) {
-  const auto clip = [=](int token) {
-    const int lane = token - part * kLanes;
-    return lane < 0 ? 0 : lane > kLanes ? kLanes : lane;
-  };
-  return lanes_between(clip(span.begin), clip(span.end));
-}
-
-inline bool is_whole(Span span) {
-  return span.begin <= 0 && span.end >= kTileTokens;
-}
-
-/// Scores of a tile for vector `v`, unseen ones as -inf, and moves the vector's reference.
+/// Moves the reference of vector `v` to `top`.
 template <class Element>
-inline void take_scores(const float* scores, Span span, int v, Vectors<Element>& vectors, F32x16 (&x)[kTileParts]) {
-  if (is_whole(span)) {
-    for (int part = 0; part < kTileParts; ++part) x[part] = load(scores + part * kLanes);
-  } else {
-    const F32x16 unseen = set1(-__builtin_inff());
-    for (int part = 0; part < kTileParts; ++part) {
-      const bool any = part * kLanes < span.end && (part + 1) * kLanes > span.begin;
-      x[part] = any ? select(seen_lanes(span, part), load(scores + part * kLanes), unseen) : unseen;
-    }
+inline void raise_top(float top, int v, Vectors<Element>& vectors) {
+  const F32x16 shrink = exp2_below(set1(vectors.top[v] - top));
+  vectors.top[v] = top;
+  store(vectors.sum[v], mul(load(vectors.sum[v]), shrink));
+  float* out = vectors.out + static_cast<std::ptrdiff_t>(v) * vectors.stride;
+  for (int d = 0; d < vectors.stride; d += kLanes) store(out + d, mul(load(out + d), shrink));
+}
+
+/// Raises the references of G vectors from `v` on to the largest of their scores, where it is time.
+template <int G, class Element>
+inline void take_scores(const float (*scores)[kTileTokens], const Seen* seen, int v, Vectors<Element>& vectors) {
+  const F32x16 least = set1(-__builtin_inff());
+  F32x16 largest[round_up_to_4(G)];
+  for (int g = 0; g < round_up_to_4(G); ++g) largest[g] = least;
+  for (int g = 0; g < G; ++g) {
+    F32x16 x[kTileParts];
+    for (int part = 0; part < kTileParts; ++part) x[part] = seen[g].only(part, load(scores[g] + part * kLanes), least);
+    largest[g] = max(max(x[0], x[1]), max(x[2], x[3]));
   }
-  const float top = reduce_max(max(max(x[0], x[1]), max(x[2], x[3]))) * vectors.scale[v];
-  if (top > vectors.top[v] + kTopSlack) {
-    const F32x16 shrink = exp2_below(set1(vectors.top[v] - top));
-    vectors.top[v] = top;
-    store(vectors.sum[v], mul(load(vectors.sum[v]), shrink));
-    float* out = vectors.out + static_cast<std::ptrdiff_t>(v) * vectors.stride;
-    for (int d = 0; d < vectors.stride; d += kLanes) store(out + d, mul(load(out + d), shrink));
+  alignas(64) float tops[round_up_to_4(G)];
+  for (int g = 0; g < G; g += 4) reduce_max_4(largest + g, tops + g);
+  for (int g = 0; g < G; ++g) {
+    const float top = tops[g] * vectors.scale[v + g];
+    if (top > vectors.top[v + g] + kTopSlack) raise_top(top, v + g, vectors);
   }
 }
 
 /// The exponentials of a tile's scores for vector `v`, 0 for unseen ones; adds them to its sum. The order is that of
 /// lanes of parts, ((0 + 1) + (2 + 3)) to the sum before.
 template <class Element>
-inline void take_exponentials(const float* scores, Span span, int v, Vectors<Element>& vectors,
+inline void take_exponentials(const float* scores, const Seen& seen, int v, Vectors<Element>& vectors,
                               F32x16 (&p)[kTileParts]) {
-  F32x16 x[kTileParts];
-  take_scores(scores, span, v, vectors, x);
   const F32x16 top = set1(-vectors.top[v]);
   const F32x16 scale = set1(vectors.scale[v]);
-  for (int part = 0; part < kTileParts; ++part) p[part] = exp2_below(fma(x[part], scale, top));
-  if (!is_whole(span)) {
-    for (int part = 0; part < kTileParts; ++part) p[part] = select(seen_lanes(span, part), p[part], set1(0.0f));
+  for (int part = 0; part < kTileParts; ++part) {
+    p[part] = seen.only(part, exp2_below(fma(load(scores + part * kLanes), scale, top)), set1(0.0f));
   }
   store(vectors.sum[v], add(load(vectors.sum[v]), add(add(p[0], p[1]), add(p[2], p[3]))));
 }

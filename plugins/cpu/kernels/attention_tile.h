@@ -13,11 +13,34 @@ inline constexpr int kTileParts = kTileTokens / kLanes;
 inline constexpr int kMaxVectors = max_attention_vectors(8);
 inline constexpr int kMaxVectorFloats = 4096;
 
-/// Tokens of a tile that a vector sees, or parts: [begin, end).
+/// Tokens of a tile that a vector sees, or parts, or vectors: [begin, end).
 struct Span {
   int begin;
   int end;
 };
+
+/// What a vector sees of a tile: `tokens` of it, [0, 64) at most.
+struct Seen {
+  Span tokens;
+  bool is_whole;
+  Mask16 lanes[kTileParts];  ///< unless all is seen
+
+  Seen() = default;
+  explicit Seen(Span seen) : tokens(seen), is_whole(seen.begin == 0 && seen.end == kTileTokens) {
+    if (is_whole) return;
+    const auto clip = [](int lane) { return lane < 0 ? 0 : lane > kLanes ? kLanes : lane; };
+    for (int part = 0; part < kTileParts; ++part) {
+      lanes[part] = lanes_between(clip(seen.begin - part * kLanes), clip(seen.end - part * kLanes));
+    }
+  }
+
+  /// The values of a part that are seen, and `unseen`.
+  F32x16 only(int part, F32x16 x, F32x16 unseen) const { return is_whole ? x : select(lanes[part], x, unseen); }
+};
+
+constexpr int round_up_to_4(int n) {
+  return (n + 3) / 4 * 4;
+}
 
 /// Where 16 tokens stand.
 struct Part {
@@ -32,7 +55,7 @@ inline Part part_at(const AttentionArgs& args, int position) {
   return {args.k_base + block, args.v_base + block, position % args.tokens_per_block / kLanes * kLanes};
 }
 
-/// The parts of a tile; those that no row sees are not set.
+/// The parts of a tile. Those that no row sees are copies of one that some row does.
 struct Tile {
   int first;  ///< position of the first token
   Part parts[kTileParts];
@@ -52,8 +75,7 @@ class PartWalk {
     tile.first = first;
     for (int i = 0; i < kTileParts; ++i) {
       const int at = first + i * kLanes;
-      if (at + kLanes <= from_ || at > to_) continue;
-      tile.parts[i] = part_at(args_, at);
+      tile.parts[i] = part_at(args_, at < from_ ? from_ : at > to_ ? to_ : at);
       tile.ahead[i] = ahead(at + kTileTokens, tile.parts[i]);
     }
     return tile;
@@ -91,7 +113,7 @@ struct Vectors {
 template <class Element, int G>
 struct Weights {
   alignas(64) Element p[G][kTileTokens];
-  float scale[G];
+  alignas(64) float scale[kLanes];
 };
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

@@ -17,13 +17,15 @@ inline float root(float x) {
   return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
 }
 
-/// value = scale · code: max(max |x| / 32767, ‖x‖ / 46300). NaN where x has one.
+/// value = scale · code: max(max |x| / 32767, ‖x‖ / 46300), or 0 for a head of zeros or next to nothing, so that
+/// inverses are finite. NaN where x has one.
 inline float head_scale(const float* x, int head_dim) {
   const float largest = largest_magnitude(x, head_dim);
-  if (largest == 0.0f) return 0.0f;
+  if (largest < 1e-30f) return 0.0f;
+  const F32x16 inverse = set1(1.0f / largest);  // so that no square leaves the range
   F32x16 squares = set1(0.0f);
   for (int d = 0; d < head_dim; d += kLanes) {
-    const F32x16 part = div(load_lanes(x + d, head_dim - d), set1(largest));  // so that no square leaves the range
+    const F32x16 part = mul(load_lanes(x + d, head_dim - d), inverse);
     squares = fma(part, part, squares);
   }
   const float by_norm = root(reduce_add(squares)) / kLargestNorm16;

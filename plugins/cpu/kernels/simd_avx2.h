@@ -196,6 +196,31 @@ inline std::int32_t reduce_max(I32x16 a) {
   return _mm_cvtsi128_si32(_mm_max_epi32(x2, _mm_shuffle_epi32(x2, 1)));
 }
 
+/// The tree over lanes of four vectors at a time.
+template <class Combine>
+void reduce_4(const F32x16* x, float* out, Combine combine) {
+  const auto fours = [=](F32x16 a, F32x16 b) {  // lanes [0, 4) of a, then of b
+    const __m256 a8 = combine(a.lo, a.hi);
+    const __m256 b8 = combine(b.lo, b.hi);
+    return combine(_mm256_permute2f128_ps(a8, b8, 0x20), _mm256_permute2f128_ps(a8, b8, 0x31));
+  };
+  const __m256 ab = fours(x[0], x[1]);
+  const __m256 cd = fours(x[2], x[3]);
+  const __m256 twos = combine(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xEE));  // a, a, c, c | b …
+  const __m256 ones = combine(twos, _mm256_permute_ps(twos, 0xB1));                               // a, a, c, c | b …
+  const __m128 a_c = _mm256_castps256_ps128(ones);
+  const __m128 b_d = _mm256_extractf128_ps(ones, 1);
+  _mm_storeu_ps(out, _mm_unpacklo_ps(_mm_shuffle_ps(a_c, a_c, 0x88), _mm_shuffle_ps(b_d, b_d, 0x88)));
+}
+/// out[i] = reduce_add(x[i]) for i in [0, 4).
+inline void reduce_add_4(const F32x16* x, float* out) {
+  reduce_4(x, out, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+}
+/// out[i] = reduce_max(x[i]) for i in [0, 4).
+inline void reduce_max_4(const F32x16* x, float* out) {
+  reduce_4(x, out, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
+}
+
 // ---- code bytes
 
 inline U8x64 load_line(const std::uint8_t* p) {

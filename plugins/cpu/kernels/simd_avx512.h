@@ -192,6 +192,31 @@ inline std::int32_t reduce_max(I32x16 a) {
   return _mm_cvtsi128_si32(_mm_max_epi32(x2, _mm_shuffle_epi32(x2, 1)));
 }
 
+/// The tree over lanes of four vectors at a time: lane 4 · i is that of vector i.
+template <class Combine>
+__m512 reduce_4(const F32x16* x, Combine combine) {
+  const auto halves = [=](F32x16 a, F32x16 b) {  // lanes [0, 8) of a, then of b
+    return combine(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xEE));
+  };
+  const __m512 ab = halves(x[0], x[1]);
+  const __m512 cd = halves(x[2], x[3]);
+  const __m512 fours = combine(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+  const __m512 twos = combine(fours, _mm512_permute_ps(fours, 0x4E));
+  return combine(twos, _mm512_permute_ps(twos, 0xB1));
+}
+inline void store_fourth_lanes(float* out, __m512 x) {
+  const __m512i every_fourth = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(every_fourth, x)));
+}
+/// out[i] = reduce_add(x[i]) for i in [0, 4).
+inline void reduce_add_4(const F32x16* x, float* out) {
+  store_fourth_lanes(out, reduce_4(x, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); }));
+}
+/// out[i] = reduce_max(x[i]) for i in [0, 4).
+inline void reduce_max_4(const F32x16* x, float* out) {
+  store_fourth_lanes(out, reduce_4(x, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); }));
+}
+
 // ---- code bytes
 
 inline U8x64 load_line(const std::uint8_t* p) {

@@ -12,11 +12,11 @@ void put_f32(std::uint8_t* p, float x) {
   __builtin_memcpy(p, &x, sizeof x);
 }
 
-/// Codes of 16 or 8 bits as the layouts want them: K by pairs of d, V by pairs of slots.
-template <class Code>
-void put_codes(const Code* k, const Code* v, int head_dim, std::uint8_t* k_block, std::uint8_t* v_block, int slot,
+/// Elements of 16 or 8 bits as the layouts want them: K by pairs of d, V by pairs of slots.
+template <class Element>
+void put_pairs(const Element* k, const Element* v, int head_dim, std::uint8_t* k_block, std::uint8_t* v_block, int slot,
                int tokens_per_block) {
-  constexpr std::ptrdiff_t kSize = sizeof(Code);
+  constexpr std::ptrdiff_t kSize = sizeof(Element);
   std::uint8_t* k_at = k_block + slot * 2 * kSize;
   const std::ptrdiff_t k_line = tokens_per_block * 2 * kSize;
   for (int d = 0; d < head_dim; d += 2, k_at += k_line) __builtin_memcpy(k_at, k + d, 2 * kSize);
@@ -37,7 +37,7 @@ void store_int16(const float* k, const float* v, int head_dim, std::uint8_t* k_b
   const std::ptrdiff_t scale_at = std::ptrdiff_t{head_dim} * tokens_per_block * 2 + slot * std::ptrdiff_t{4};
   put_f32(k_block + scale_at, k_scale);
   put_f32(v_block + scale_at, v_scale);
-  put_codes(k_codes, v_codes, head_dim, k_block, v_block, slot, tokens_per_block);
+  put_pairs(k_codes, v_codes, head_dim, k_block, v_block, slot, tokens_per_block);
 }
 
 void store_int8(const float* k, const float* v, int head_dim, std::uint8_t* k_block, std::uint8_t* v_block, int slot,
@@ -53,7 +53,16 @@ void store_int8(const float* k, const float* v, int head_dim, std::uint8_t* k_bl
   const std::ptrdiff_t scale_at = std::ptrdiff_t{head_dim} * tokens_per_block + slot * std::ptrdiff_t{4};
   put_f32(k_block + scale_at, k_scale);
   put_f32(v_block + scale_at, v_scale);
-  put_codes(k_codes, v_codes, head_dim, k_block, v_block, slot, tokens_per_block);
+  put_pairs(k_codes, v_codes, head_dim, k_block, v_block, slot, tokens_per_block);
+}
+
+void store_bf16(const float* k, const float* v, int head_dim, std::uint8_t* k_block, std::uint8_t* v_block, int slot,
+                int tokens_per_block) {
+  std::uint16_t k_rounded[kMaxHeadDim];
+  std::uint16_t v_rounded[kMaxHeadDim];
+  to_bf16(k, head_dim, k_rounded);
+  to_bf16(v, head_dim, v_rounded);
+  put_pairs(k_rounded, v_rounded, head_dim, k_block, v_block, slot, tokens_per_block);
 }
 
 void store_f32(const float* k, const float* v, int head_dim, std::uint8_t* k_block, std::uint8_t* v_block, int slot,
@@ -71,6 +80,8 @@ void store_kv(const float* k, const float* v, int head_dim, KvType type, std::ui
   switch (type) {
     case KvType::kF32:
       return store_f32(k, v, head_dim, k_block, v_block, slot, tokens_per_block);
+    case KvType::kBF16:
+      return store_bf16(k, v, head_dim, k_block, v_block, slot, tokens_per_block);
     case KvType::kI16:
       return store_int16(k, v, head_dim, k_block, v_block, slot, tokens_per_block);
     case KvType::kI8:

@@ -136,6 +136,8 @@ void read_kv(const JsonField& root, PlanReader& reader) {
     } else if (dtype.string() != "bf16") {
       dtype.fail("bf16 or fp8");
     }
+  } else if (dtype.string() == "bf16") {
+    plan.kv.dtype = cpu::KvType::kBF16;
   } else if (dtype.string() == "int16") {
     plan.kv.dtype = cpu::KvType::kI16;
   } else if (dtype.string() == "int8") {
@@ -143,10 +145,10 @@ void read_kv(const JsonField& root, PlanReader& reader) {
   } else if (dtype.string() == "f16") {  // of engines before int16
     throw Error(ErrorKind::kEngineIncompatible,
                 cat(dtype.path(),
-                    ": the engine needs a float16 KV cache, this runtime has f32, int16 and int8; "
+                    ": the engine needs a float16 KV cache, this runtime has f32, bf16, int16 and int8; "
                     "rebuild it with `aotllm build` of this version"));
   } else if (dtype.string() != "f32") {
-    dtype.fail("f32, int16 or int8");
+    dtype.fail("f32, bf16, int16 or int8");
   }
   const JsonField tokens = kv.at("tokens_per_block");
   plan.kv.tokens_per_block = static_cast<int>(tokens.integer(16, kMaxTokensPerBlock));

@@ -41,8 +41,8 @@ def runners(config, kv_dtype, path):
     return cpp, PlanInterpreter(lowered.plan, tensors, NUM_BLOCKS)
 
 
-KV_TOLERANCES = {"f32": 5e-5, "int16": 5e-3, "int8": 5e-2}
-"""f16 and int8 round values that differ in the last bit of float32 to neighbours"""
+KV_TOLERANCES = {"f32": 5e-5, "bf16": 2e-2, "int16": 5e-3, "int8": 5e-2}
+"""The others round values that differ in the last bit of float32 to neighbours"""
 
 
 @pytest.mark.parametrize("kv_dtype", KV_TOLERANCES)
