@@ -101,23 +101,37 @@ struct CodeCache {
     store(inverse, div(set1(1.0f), scales));
   }
 
+  /// Turns the scores of vector `v` into weights of tokens in floats; `largest` and `sum` of them by lanes of parts.
+  template <bool Whole>
+  static void take_weights(const AttentionArgs& args, float* scores, const Seen& seen, const Tile& tile, int v,
+                           Vectors<Element>& vectors, F32x16& largest, F32x16& sum) {
+    F32x16 w[kTileParts];
+    take_exponentials<Whole>(scores, seen, v, vectors, w);
+    for (int part = 0; part < kTileParts; ++part) {
+      const F32x16 scaled = mul(w[part], load(v_scales(args, tile.parts[part])));
+      w[part] = seen.template only<Whole>(part, scaled, set1(0.0f));
+      store(scores + part * kLanes, w[part]);
+    }
+    largest = max(max(w[0], w[1]), max(w[2], w[3]));
+    sum = add(add(w[0], w[1]), add(w[2], w[3]));
+  }
+
   /// Turns the scores of G vectors from `v` on into weights of tokens.
   template <int G>
   static void weigh(const AttentionArgs& args, float (*scores)[kTileTokens], const Seen* seen, const Tile& tile, int v,
                     Vectors<Element>& vectors, Weights<Element, G>& weights) {
     take_scores<G>(scores, seen, v, vectors);
     F32x16 largest[round_up_to_4(G)], sums[round_up_to_4(G)];
-    for (int g = 0; g < round_up_to_4(G); ++g) largest[g] = sums[g] = set1(0.0f);
     for (int g = 0; g < G; ++g) {
-      F32x16 w[kTileParts];
-      take_exponentials(scores[g], seen[g], v + g, vectors, w);
-      for (int part = 0; part < kTileParts; ++part) {
-        const F32x16 scaled = mul(w[part], load(v_scales(args, tile.parts[part])));
-        w[part] = seen[g].only(part, scaled, set1(0.0f));
-        store(scores[g] + part * kLanes, w[part]);
+      if (seen[g].is_whole) {
+        take_weights<true>(args, scores[g], seen[g], tile, v + g, vectors, largest[g], sums[g]);
+      } else {
+        take_weights<false>(args, scores[g], seen[g], tile, v + g, vectors, largest[g], sums[g]);
       }
-      largest[g] = max(max(w[0], w[1]), max(w[2], w[3]));
-      sums[g] = add(add(w[0], w[1]), add(w[2], w[3]));
+    }
+    for (int g = G; g < round_up_to_4(G); ++g) {
+      largest[g] = largest[0];
+      sums[g] = sums[0];
     }
     alignas(64) float largest_of[kLanes], sum_of[kLanes], inverse[kLanes];
     store(largest_of, set1(0.0f));

@@ -89,7 +89,11 @@ struct FloatCache {
     take_scores<G>(scores, seen, v, vectors);
     for (int g = 0; g < G; ++g) {
       F32x16 p[kTileParts];
-      take_exponentials(scores[g], seen[g], v + g, vectors, p);
+      if (seen[g].is_whole) {
+        take_exponentials<true>(scores[g], seen[g], v + g, vectors, p);
+      } else {
+        take_exponentials<false>(scores[g], seen[g], v + g, vectors, p);
+      }
       for (int part = 0; part < kTileParts; ++part) store(weights.p[g] + part * kLanes, p[part]);
     }
   }

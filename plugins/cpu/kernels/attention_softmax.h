@@ -39,17 +39,23 @@ inline void raise_top(float top, int v, Vectors<Element>& vectors) {
   for (int d = 0; d < vectors.stride; d += kLanes) store(out + d, mul(load(out + d), shrink));
 }
 
+/// By lanes of parts.
+template <bool Whole>
+inline F32x16 largest_score(const float* scores, const Seen& seen) {
+  const F32x16 least = set1(-__builtin_inff());
+  F32x16 x[kTileParts];
+  for (int part = 0; part < kTileParts; ++part) x[part] = seen.only<Whole>(part, load(scores + part * kLanes), least);
+  return max(max(x[0], x[1]), max(x[2], x[3]));
+}
+
 /// Raises the references of G vectors from `v` on to the largest of their scores, where it is time.
 template <int G, class Element>
 inline void take_scores(const float (*scores)[kTileTokens], const Seen* seen, int v, Vectors<Element>& vectors) {
-  const F32x16 least = set1(-__builtin_inff());
   F32x16 largest[round_up_to_4(G)];
-  for (int g = 0; g < round_up_to_4(G); ++g) largest[g] = least;
   for (int g = 0; g < G; ++g) {
-    F32x16 x[kTileParts];
-    for (int part = 0; part < kTileParts; ++part) x[part] = seen[g].only(part, load(scores[g] + part * kLanes), least);
-    largest[g] = max(max(x[0], x[1]), max(x[2], x[3]));
+    largest[g] = seen[g].is_whole ? largest_score<true>(scores[g], seen[g]) : largest_score<false>(scores[g], seen[g]);
   }
+  for (int g = G; g < round_up_to_4(G); ++g) largest[g] = largest[0];
   alignas(64) float tops[round_up_to_4(G)];
   for (int g = 0; g < G; g += 4) reduce_max_4(largest + g, tops + g);
   for (int g = 0; g < G; ++g) {
@@ -60,13 +66,13 @@ inline void take_scores(const float (*scores)[kTileTokens], const Seen* seen, in
 
 /// The exponentials of a tile's scores for vector `v`, 0 for unseen ones; adds them to its sum. The order is that of
 /// lanes of parts, ((0 + 1) + (2 + 3)) to the sum before.
-template <class Element>
+template <bool Whole, class Element>
 inline void take_exponentials(const float* scores, const Seen& seen, int v, Vectors<Element>& vectors,
                               F32x16 (&p)[kTileParts]) {
   const F32x16 top = set1(-vectors.top[v]);
   const F32x16 scale = set1(vectors.scale[v]);
   for (int part = 0; part < kTileParts; ++part) {
-    p[part] = seen.only(part, exp2_below(fma(load(scores + part * kLanes), scale, top)), set1(0.0f));
+    p[part] = seen.only<Whole>(part, exp2_below(fma(load(scores + part * kLanes), scale, top)), set1(0.0f));
   }
   store(vectors.sum[v], add(load(vectors.sum[v]), add(add(p[0], p[1]), add(p[2], p[3]))));
 }

@@ -34,8 +34,12 @@ struct Seen {
     }
   }
 
-  /// The values of a part that are seen, and `unseen`.
-  F32x16 only(int part, F32x16 x, F32x16 unseen) const { return is_whole ? x : select(lanes[part], x, unseen); }
+  /// The values of a part that are seen, and `unseen`. `Whole` is `is_whole`.
+  template <bool Whole>
+  F32x16 only(int part, F32x16 x, F32x16 unseen) const {
+    if constexpr (Whole) return x;
+    return select(lanes[part], x, unseen);
+  }
 };
 
 constexpr int round_up_to_4(int n) {
