@@ -66,7 +66,12 @@ class Runner:
 class CpuRunner(Runner):
     """Runs engines of target cpu."""
 
-    def __init__(self, rank_file: str, num_blocks: int, num_threads: int = 0) -> None: ...
+    def __init__(self, rank_file: str, num_blocks: int, num_threads: int = 0, tactics: str = "") -> None:
+        """`tactics`: text of tactics.json. Raises EngineError where it is damaged."""
+
+    @property
+    def tactics_note(self) -> str:
+        """Why `tactics` are left aside; empty = they are not, or there are none"""
 
 class CudaRunner(Runner):
     """Runs engines of target cuda; only in builds that have CUDA."""
@@ -82,6 +87,10 @@ class CudaRunner(Runner):
         tactics: str = "",
         devices: Sequence[int] = (),
     ) -> None: ...
+
+def tune_cpu(rank_file: str, num_threads: int = 0, seconds: float = 20.0) -> dict[str, Any]:
+    """Times how steps of an engine of target cpu may be run on this machine: what tactics.json holds, but for its
+    version. 0 threads = as many as an executor takes."""
 
 def tune(rank_file: str, device: int = 0, cublaslt: str = "") -> list[dict[str, Any]]:
     """Times the kernels of an engine's linears on the GPU: the records of tactics.json. Only in builds with CUDA."""
@@ -422,6 +431,10 @@ class GptManager:
 
     def shutdown(self, drain: bool = False) -> None:
         """Idempotent. drain=True lets running and queued requests finish; else they end as cancelled."""
+    @property
+    def tactics_note(self) -> str:
+        """Why the engine's tactics.json is left aside; empty = it is not, or there is none"""
+
     @property
     def max_seq_len(self) -> int: ...
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from aotllm.errors import InvalidRequest
 from aotllm.executor_config import ExecutorConfig
 from aotllm.request import Pooling
 from aotllm.sampling_params import SamplingParams
+from aotllm.tuning import stored_tactics
 
 if TYPE_CHECKING:
     from aotllm import _runtime
@@ -170,12 +172,6 @@ def _in_our_terms(error: InvalidRequest, config: ExecutorConfig) -> InvalidReque
     return InvalidRequest(error.message.replace(param, ours) if param else error.message, ours or None)
 
 
-def _tactics(rank_file: Path) -> str:
-    """What `aotllm tune` stored beside the rank file; empty where it never ran."""
-    path = rank_file.parent / TACTICS_FILE
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
 class RuntimeManager:
     """`_runtime.GptManager` behind the `Manager` protocol; a `ManagerFactory`."""
 
@@ -191,12 +187,13 @@ class RuntimeManager:
         self._runtime = _runtime
         native = self._native_config(config)
         native.eos_token_ids = list(eos_token_ids)
-        native.tactics = _tactics(rank_file)
+        native.tactics = stored_tactics(rank_file.parent)
         native.draft_rank_file = "" if draft_rank_file is None else str(draft_rank_file)
         try:
             self._manager = self._make(rank_file, native)
         except InvalidRequest as error:
             raise _in_our_terms(error, config) from None
+        self._say_which_tactics(rank_file.parent / TACTICS_FILE, native.tactics)
         self.cancel = self._manager.cancel
         self.poll = self._manager.poll
         self.stats = self._manager.stats
@@ -208,6 +205,13 @@ class RuntimeManager:
 
     def _make(self, rank_file: Path, config: _runtime.ManagerConfig) -> _runtime.GptManager:
         return self._runtime.GptManager(str(rank_file), config)
+
+    def _say_which_tactics(self, path: Path, text: str) -> None:
+        logger = logging.getLogger(__name__)
+        if note := self._manager.tactics_note:
+            logger.warning("%s: %s", path, note)
+        elif text:
+            logger.info("%s: its tactics are used", path)
 
     def submit(self, request: ManagerRequest) -> int:
         """See `Manager.submit`."""

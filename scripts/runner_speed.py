@@ -10,6 +10,7 @@ import numpy as np
 
 from aotllm import _runtime
 from aotllm.engines import open_engine
+from aotllm.tuning import stored_tactics
 
 
 class RunnerSpeed:
@@ -52,7 +53,7 @@ class RunnerSpeed:
             blocks = -(-size // per_block)
             tables.append(list(range(used, used + blocks)))
             used += blocks
-        self.runner = _runtime.CpuRunner(str(opened.rank_file()), max(1, used), threads)
+        self.runner = _runtime.CpuRunner(str(opened.rank_file()), max(1, used), threads, stored_tactics(opened.path))
         longest = max(sizes)
         self._tokens = np.random.default_rng(0).integers(0, self.runner.vocab_size, longest).tolist()
         self._deep = dict(zip(depths, tables, strict=False))

@@ -185,4 +185,16 @@ const Kernels* kernels_for(const char* isa) noexcept {
   return nullptr;
 }
 
+const char* matmul_isa(Format format, const Kernels& kernels) noexcept {
+  const std::string_view isa = kernels.isa;
+  if (isa == "avx2" || isa == "avx512") return kernels.isa;
+  if (!is_float_format(format)) return "avx512_vnni";
+  return format == Format::kBF16 && isa != "avx512_vnni" ? kernels.isa : "avx512";
+}
+
+bool same_products(Format format, const Kernels& a, const Kernels& b) noexcept {
+  constexpr std::string_view kOther = "amx";
+  return (matmul_isa(format, a) == kOther) == (matmul_isa(format, b) == kOther);
+}
+
 }  // namespace aotllm::cpu

@@ -263,7 +263,12 @@ struct Kernels {
 /// AVX2, FMA, F16C and BMI2, or for a forced ISA that is unknown or that the CPU lacks.
 const Kernels& kernels();
 
-/// The kernels of a named ISA, or nullptr where this CPU cannot run it (tests).
+/// The kernels of a named ISA, or nullptr where this CPU or this build lacks it.
 const Kernels* kernels_for(const char* isa) noexcept;
+
+/// The least ISA whose `matmul` of weights in `format` is that of `kernels`.
+const char* matmul_isa(Format format, const Kernels& kernels) noexcept;
+/// `matmul` of weights in `format` gives the same bits by both.
+bool same_products(Format format, const Kernels& a, const Kernels& b) noexcept;
 
 }  // namespace aotllm::cpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     class GptManager:
         max_seq_len, vocab_size = 64, 100
+        tactics_note = ""
 
         def __init__(self, rank_file: str, config: Any) -> None:
             calls.rank_file, calls.config = rank_file, config
@@ -95,6 +97,22 @@ def test_sizes(calls: SimpleNamespace):
         "draft_rank_file": "draft0.engine",
     }
     assert (manager.max_seq_len, manager.vocab_size) == (64, 100)
+
+
+def test_which_tactics_are_used_is_logged(
+    calls: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.INFO):
+        RuntimeManager(tmp_path / "rank0.engine", ExecutorConfig(), ())
+        assert not caplog.records, "there are none"
+        (tmp_path / "tactics.json").write_text("{...}")
+        RuntimeManager(tmp_path / "rank0.engine", ExecutorConfig(), ())
+        monkeypatch.setattr(sys.modules["aotllm._runtime"].GptManager, "tactics_note", "tuned on another CPU")
+        RuntimeManager(tmp_path / "rank0.engine", ExecutorConfig(), ())
+    assert calls.config.tactics == "{...}"
+    used, unfit = caplog.records
+    assert (used.levelname, used.message) == ("INFO", f"{tmp_path / 'tactics.json'}: its tactics are used")
+    assert (unfit.levelname, unfit.message) == ("WARNING", f"{tmp_path / 'tactics.json'}: tuned on another CPU")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@
 #include "aotllm/cpu_runner.h"
 #include "aotllm/errors.h"
 #include "naive_model.h"
+#include "random_tactics.h"
 #include "support/strings.h"
 #include "tiny_model.h"
 #include "tiny_ranks.h"
@@ -102,6 +103,11 @@ TEST_P(CpuRanks, BitsDependOnTheNumberOfRanksOnly) {
       for (const int threads : {1, 5}) {
         CpuRunner runner = make_runner(model, {tp, pp}, threads);
         EXPECT_EQ(runner.num_threads(), std::max(threads, tp));
+        if (threads > 1) {
+          std::mt19937 random(static_cast<unsigned>(tp));
+          runner.set_tactics(
+              testing_support::random_tactics(engines_of(model, {tp, pp}).front().plan(), threads, random));
+        }
         for (const std::size_t chunk : {7, 33}) {
           EXPECT_TRUE(same_bits(logits_of(runner, tokens, chunk), logits)) << tp << ' ' << pp << ' ' << threads;
         }

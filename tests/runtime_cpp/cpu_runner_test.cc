@@ -11,6 +11,7 @@
 #include "aotllm/errors.h"
 #include "cpu_sequences.h"
 #include "naive_model.h"
+#include "random_tactics.h"
 #include "tiny_model.h"
 
 namespace aotllm {
@@ -19,6 +20,7 @@ namespace {
 using testing_support::logits_of;
 using testing_support::make_runner;
 using testing_support::NaiveModel;
+using testing_support::random_tactics;
 using testing_support::random_tokens;
 using testing_support::run_all;
 using testing_support::same_bits;
@@ -147,6 +149,59 @@ TEST_P(CpuRunnerCase, BitsDoNotDependOnChunksThreadsOrBatch) {
       }
     }
   }
+}
+
+TEST_P(CpuRunnerCase, BitsDoNotDependOnTactics) {
+  const TinyModel model(GetParam().spec);
+  const auto tokens = random_tokens(100, model.spec.vocab, 3);
+  const Engine engine = Engine::from_bytes(model.engine_bytes(), "tiny.engine");
+  CpuRunner runner = make_runner(model, 3);
+  const auto expected = logits_of(runner, tokens, 128);
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 10; ++trial) {
+    runner.set_tactics(random_tactics(engine.plan(), 3, random));
+    for (const int chunk : {1, 7, 64, 128}) {
+      EXPECT_TRUE(same_bits(logits_of(runner, tokens, chunk), expected))
+          << "trial " << trial << ", chunks of " << chunk;
+    }
+  }
+  runner.set_tactics(std::string());
+  EXPECT_TRUE(same_bits(logits_of(runner, tokens, 128), expected));
+}
+
+TEST(CpuRunner, TokensDoNotDependOnTactics) {
+  const TinyModel model({.vocab = 300});
+  const auto tokens = random_tokens(40, model.spec.vocab, 3);
+  const Engine engine = Engine::from_bytes(model.engine_bytes(), "tiny.engine");
+  CpuRunner runner = make_runner(model, 4);
+  const std::vector<BlockId> blocks[] = {{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 10, 11}, {12, 13, 14}};
+  std::vector<SequenceStep> steps;
+  for (int i = 0; i < 5; ++i) {
+    SequenceStep& step = steps.emplace_back(SequenceStep{std::span(tokens).first(20 + i), 0, tables(blocks[i])});
+    step.sampling.emplace();
+    step.sampling->temperature = i % 2 == 0 ? 0.0F : 5.0F;
+    step.sampling->seed = static_cast<std::uint64_t>(i);
+  }
+  StepOutputs outputs;
+  runner.step(steps, outputs);
+  const std::vector<TokenId> expected = outputs.tokens;
+  ASSERT_EQ(expected.size(), 5U);
+  std::mt19937 random(12);
+  for (int trial = 0; trial < 20; ++trial) {
+    runner.set_tactics(random_tactics(engine.plan(), 4, random));
+    runner.step(steps, outputs);
+    EXPECT_EQ(outputs.tokens, expected) << "trial " << trial;
+  }
+}
+
+TEST(CpuRunner, TacticsThatDoNotFitAreLeftAsideAndDamagedOnesRefused) {
+  CpuRunner runner = make_runner(TinyModel({}), 2);
+  runner.set_tactics(
+      R"({"version": 1, "device": "a CPU, avx2", "threads": 2, "own_rows": 8, "steps": [], "linears": []})");
+  EXPECT_NE(runner.tactics_note().find("tuned on a CPU, avx2, this is "), std::string::npos);
+  EXPECT_THROW(runner.set_tactics("{}"), Error);
+  runner.set_tactics(std::string());
+  EXPECT_EQ(runner.tactics_note(), "");
 }
 
 /// Contexts of several ranges: calls of attention are divided among threads by ranges and by heads, and share rows.

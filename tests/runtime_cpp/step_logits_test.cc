@@ -109,7 +109,7 @@ TEST(StepLogits, TokensAreThoseOfTheHostWhateverThreadHasWhichPart) {
         }
       }
       if (logits.waits()) {
-        for (int thread = 0; thread < num_threads; ++thread) logits.draw(thread);
+        for (int thread = 0; thread < num_threads; ++thread) logits.draw(thread, num_threads);
       }
       logits.finish(outputs);
 

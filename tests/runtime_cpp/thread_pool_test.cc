@@ -120,6 +120,31 @@ TEST_P(ThreadPoolTest, TeamsHaveBarriersOfTheirOwn) {
   }
 }
 
+TEST_P(ThreadPoolTest, RegionsHaveAsManyThreadsAsItWasResizedTo) {
+  for (int num_teams = 1; num_teams <= std::min(GetParam(), 2); ++num_teams) {
+    ThreadPool pool(GetParam(), num_teams);
+    for (int round = 0; round < 300; ++round) {
+      const int expected = num_teams + round * 7 % (GetParam() - num_teams + 1);
+      pool.resize(expected);
+      std::vector<int> calls(GetParam(), 0);
+      int places = 0;
+      pool.parallel([&](int thread, int count) {
+        EXPECT_EQ(count, expected);
+        ++calls[thread];
+        pool.barrier(pool.member(thread).team);
+        pool.barrier();
+        if (thread == 0) places = static_cast<int>(std::ranges::count(calls, 1));
+      });
+      EXPECT_EQ(places, expected) << "all had come to the barrier, and no one else";
+      EXPECT_EQ(std::accumulate(calls.begin(), calls.end(), 0), expected);
+      EXPECT_EQ(std::accumulate(calls.begin(), calls.begin() + expected, 0), expected) << "the first ones";
+    }
+    EXPECT_EQ(pool.capacity(), GetParam());
+    EXPECT_THROW(pool.resize(GetParam() + 1), Error);
+    EXPECT_THROW(pool.resize(num_teams - 1), Error);
+  }
+}
+
 TEST_P(ThreadPoolTest, DealsOutEachNumberOnceBetweenBarriers) {
   for (int num_teams = 1; num_teams <= std::min(GetParam(), 2); ++num_teams) {
     ThreadPool pool(GetParam(), num_teams);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "aotllm/engine.h"
@@ -14,6 +15,8 @@ namespace aotllm {
 namespace cpu {
 struct Kernels;
 }
+
+struct CpuTactics;
 
 struct CpuRunnerOptions {
   int num_threads = 0;                    ///< 0 = default_num_threads(); the calling thread is one of them
@@ -50,6 +53,14 @@ class CpuRunner final : public ModelRunner {
   void load_adapter(AdapterId id, const Adapter& adapter) override;
   void unload_adapter(AdapterId id) override;
   std::int64_t adapter_bytes() const noexcept override;
+
+  /// Goes on with what `text`, the engine's tactics.json, has chosen on this machine; with the defaults where it is
+  /// empty or made elsewhere, which `tactics_note` tells. Between steps. Results stay the same bit for bit. Throws
+  /// Error(kEngine) for a damaged text.
+  void set_tactics(const std::string& text);
+  /// The same for whoever measures them.
+  void set_tactics(const CpuTactics& tactics);
+  std::string tactics_note() const override;
 
   /// Begins to take the times of ops, from zero, or ceases to; between steps. Costs some 2 % of a short step, nothing
   /// while off.

@@ -145,6 +145,8 @@ class GptManager {
   /// cancelled. Idempotent; a second call with drain=false cuts a draining one short.
   void shutdown(bool drain = false);
 
+  /// As ModelRunner's.
+  std::string tactics_note() const;
   /// Context length: the engine's, or fewer tokens where the KV blocks hold fewer.
   std::int32_t max_seq_len() const;
   std::int32_t vocab_size() const;

@@ -16,7 +16,7 @@ struct RunnerOptions {
   bool deterministic = false;  ///< cuda: bits do not depend on the batch; slower (target cpu is always so)
   bool graphs = true;          ///< cuda: decode steps are CUDA graphs
   std::string cublaslt;        ///< cuda: path of libcublasLt; empty = what the dynamic loader finds, if anything
-  std::string tactics;         ///< cuda: text of the engine's tactics.json; empty = the plan's tactics
+  std::string tactics;         ///< text of the engine's tactics.json; empty = the defaults of plan or target
 };
 
 /// The runner for an engine's target. Where the engine is split over ranks, the files of the others lie beside

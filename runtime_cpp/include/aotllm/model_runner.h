@@ -252,6 +252,9 @@ class ModelRunner {
     throw Error(ErrorKind::kInvalidRequest, "this target has no adapters", "adapter");
   }
 
+  /// Why the engine's tactics.json is left aside; empty = it is not, or there is none.
+  virtual std::string tactics_note() const { return {}; }
+
   /// Bytes of memory that loaded adapters take, with what steps need for them.
   virtual std::int64_t adapter_bytes() const noexcept { return 0; }
 };

@@ -28,7 +28,14 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  /// Threads that take part in regions: all, until `resize`.
   int num_threads() const noexcept { return num_threads_; }
+  /// Those that there are.
+  int capacity() const noexcept { return capacity_; }
+
+  /// Regions from now on are run by the first `num_threads` threads, in as many teams as before; the others are not
+  /// woken. Outside of regions. Throws Error(kInternal) for less than a thread in each team or more than there are.
+  void resize(int num_threads);
 
   /// A thread's place.
   struct Member {
@@ -47,8 +54,8 @@ class ThreadPool {
          const_cast<void*>(static_cast<const void*>(&fn))});
   }
 
-  /// Inside a region: returns when every thread has arrived; what was written before it is visible after it. Every
-  /// thread must call it the same number of times. Throws to unwind the region where another thread failed.
+  /// Inside a region: returns when every thread of it has arrived; what was written before it is visible after it.
+  /// Every thread must call it the same number of times. Throws to unwind the region where another thread failed.
   void barrier() { wait_at(barriers_.front()); }
   /// The same among the threads of `team`, which is the caller's.
   void barrier(int team) { wait_at(barrier_of(team)); }
@@ -86,6 +93,8 @@ class ThreadPool {
   Barrier& barrier_of(int team) noexcept {
     return barriers_[barriers_.size() == 1 ? 0 : static_cast<std::size_t>(team) + 1];
   }
+  int num_teams() const noexcept { return barriers_.size() == 1 ? 1 : static_cast<int>(barriers_.size()) - 1; }
+  void divide_into_teams();
   void wait_at(Barrier& barrier);
   void run(Job job);
   void work(int index);
@@ -93,7 +102,8 @@ class ThreadPool {
   void fail(std::exception_ptr error) noexcept;
   void join() noexcept;
 
-  const int num_threads_;
+  const int capacity_;
+  int num_threads_;
   const std::chrono::microseconds spin_;  ///< before parking; 0 where threads outnumber CPUs
   Job job_;
   std::exception_ptr error_;
@@ -103,7 +113,7 @@ class ThreadPool {
   std::vector<Member> members_;    ///< by thread
   std::vector<Barrier> barriers_;  ///< of all threads; then, where there are several teams, of each
 
-  Signal generation_;                                  ///< of regions; its change starts the workers
+  std::vector<Signal> starts_;                         ///< by thread: the change of its own starts a worker
   alignas(64) std::atomic<std::uint32_t> running_{0};  ///< workers not yet done with the region
   Signal done_;                                        ///< they all are
 

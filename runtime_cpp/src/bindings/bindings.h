@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& module);
 void bind_constraint(pybind11::module_& module);
 void bind_adapter(pybind11::module_& module);
 void bind_runners(pybind11::module_& module);
+void bind_tuners(pybind11::module_& module);
 void bind_stats(pybind11::module_& module);
 void bind_manager(pybind11::module_& module);
 void bind_tokens(pybind11::module_& module);

@@ -116,6 +116,7 @@ std::unique_ptr<DraftProposer> make_proposer(const PyManagerConfig& config, cons
   RunnerOptions options = runner_options(config);
   if (!options.devices.empty()) options.device = options.devices.front();
   options.devices.clear();  // the draft engine may have another number of ranks
+  options.tactics.clear();  // they are the other engine's
   auto runner = make_runner(config.draft_rank_file, options);
   if (runner->shape().vocab_size != shape.vocab_size) {
     throw Error(ErrorKind::kEngineIncompatible,
@@ -373,6 +374,8 @@ void bind_manager(py::module_& module) {
            "No request may name it any more; it is freed once none uses it. No-op for an unknown id.")
       .def("shutdown", &GptManager::shutdown, py::arg("drain") = false, ReleaseGil(),
            "Refuses new requests and ends the loop once all have finished (drain) or been cancelled. Idempotent.")
+      .def_property_readonly("tactics_note", &GptManager::tactics_note,
+                             "Why the engine's tactics.json is left aside; empty = it is not, or there is none.")
       .def_property_readonly("max_seq_len", &GptManager::max_seq_len)
       .def_property_readonly("vocab_size", &GptManager::vocab_size);
 }

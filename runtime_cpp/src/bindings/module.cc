@@ -13,6 +13,7 @@ PYBIND11_MODULE(_runtime, module) {
   module.def("default_num_threads", &aotllm::default_num_threads);
   aotllm::bind_adapter(module);
   aotllm::bind_runners(module);
+  aotllm::bind_tuners(module);
   aotllm::bind_stats(module);
   aotllm::bind_constraint(module);
   aotllm::bind_manager(module);

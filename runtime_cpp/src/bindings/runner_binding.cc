@@ -2,20 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "aotllm/adapter.h"
 #include "aotllm/cpu_runner.h"
-#ifdef AOTLLM_HAS_CUDA
-#include "aotllm/cuda_tuner.h"
-#endif
 #include "aotllm/errors.h"
 #include "aotllm/make_runner.h"
 #include "bindings/bindings.h"
@@ -146,9 +140,13 @@ class PyRunner {
 
 class PyCpuRunner : public PyRunner {
  public:
-  PyCpuRunner(const std::string& rank_file, std::int32_t num_blocks, int num_threads)
+  PyCpuRunner(const std::string& rank_file, std::int32_t num_blocks, int num_threads, const std::string& tactics)
       : PyRunner(std::make_unique<CpuRunner>(load_ranks(rank_file), CpuRunnerOptions{num_threads, nullptr}),
-                 num_blocks) {}
+                 num_blocks) {
+    cpu().set_tactics(tactics);
+  }
+
+  std::string tactics_note() { return cpu().tactics_note(); }
 
   void set_profiling(bool on) {
     const py::gil_scoped_release release;
@@ -179,24 +177,6 @@ class PyCpuRunner : public PyRunner {
 };
 
 #ifdef AOTLLM_HAS_CUDA
-/// The shapes of all stages; those of a stage are timed only where it has one that no stage before has.
-std::vector<TunedLinear> tune_stages(const std::vector<Engine>& ranks, const TunerOptions& options) {
-  using Shape = std::tuple<MatrixFormat, int, int>;
-  std::set<Shape> seen;
-  std::set<std::tuple<std::string, int, int>> kept;
-  std::vector<TunedLinear> all;
-  for (const Engine& rank : ranks) {
-    std::set<Shape> shapes;
-    for (const Linear& linear : rank.plan().linears) shapes.emplace(linear.matrix.format, linear.n, linear.k);
-    if (std::ranges::includes(seen, shapes)) continue;
-    seen.merge(shapes);
-    for (TunedLinear& linear : tune(rank, options)) {
-      if (kept.emplace(linear.format, linear.n, linear.k).second) all.push_back(std::move(linear));
-    }
-  }
-  return all;
-}
-
 class PyCudaRunner : public PyRunner {
  public:
   PyCudaRunner(const std::string& rank_file, std::int32_t num_blocks, const RunnerOptions& options)
@@ -226,8 +206,11 @@ void bind_runners(py::module_& module) {
       .def_property_readonly("adapter_bytes", &PyRunner::adapter_bytes);
 
   py::class_<PyCpuRunner, PyRunner>(module, "CpuRunner", "Runs engines of target cpu.")
-      .def(py::init<const std::string&, std::int32_t, int>(), py::arg("rank_file"), py::arg("num_blocks"),
-           py::arg("num_threads") = 0, py::call_guard<py::gil_scoped_release>())
+      .def(py::init<const std::string&, std::int32_t, int, const std::string&>(), py::arg("rank_file"),
+           py::arg("num_blocks"), py::arg("num_threads") = 0, py::arg("tactics") = "",
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("tactics_note", &PyCpuRunner::tactics_note,
+                             "Why `tactics` are left aside; empty = they are not, or there are none.")
       .def("set_profiling", &PyCpuRunner::set_profiling, py::arg("on"),
            "Begins to take the times of ops, from zero, or ceases to.")
       .def("profile", &PyCpuRunner::profile,
@@ -253,29 +236,6 @@ void bind_runners(py::module_& module) {
            py::arg("rank_file"), py::arg("num_blocks"), py::arg("device") = 0, py::arg("deterministic") = false,
            py::arg("graphs") = true, py::arg("cublaslt") = "", py::arg("tactics") = "",
            py::arg("devices") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>());
-
-  module.def(
-      "tune",
-      [](const std::string& rank_file, int device, const std::string& cublaslt) {
-        std::vector<TunedLinear> tuned;
-        {
-          const py::gil_scoped_release release;
-          tuned = tune_stages(load_ranks(rank_file), {device, cublaslt});
-        }
-        py::list linears;
-        for (const TunedLinear& linear : tuned) {
-          py::list tactics;
-          for (const TunedLinear::Choice& choice : linear.choices) {
-            tactics.append(py::dict(py::arg("max_rows") = choice.max_rows, py::arg("kernel") = choice.kernel,
-                                    py::arg("seconds") = choice.seconds));
-          }
-          linears.append(py::dict(py::arg("format") = linear.format, py::arg("n") = linear.n, py::arg("k") = linear.k,
-                                  py::arg("tactics") = tactics));
-        }
-        return linears;
-      },
-      py::arg("rank_file"), py::arg("device") = 0, py::arg("cublaslt") = "",
-      "Times the kernels of an engine's linears on the GPU: the records of tactics.json.");
 #endif
 }
 

@@ -90,6 +90,7 @@ class GptManager::Impl {
   void load_adapter(AdapterId id, const Adapter& adapter);
   void unload_adapter(AdapterId id);
   void shutdown(bool drain);
+  std::string tactics_note() const { return runner_->tactics_note(); }
   const Limits& limits() const { return limits_; }
 
  private:
@@ -383,6 +384,10 @@ void GptManager::unload_adapter(AdapterId id) {
 
 void GptManager::shutdown(bool drain) {
   impl_->shutdown(drain);
+}
+
+std::string GptManager::tactics_note() const {
+  return impl_->tactics_note();
 }
 
 std::int32_t GptManager::max_seq_len() const {

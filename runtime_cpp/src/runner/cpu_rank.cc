@@ -8,10 +8,6 @@
 namespace aotllm {
 namespace {
 
-/// With as many rows for each thread, they are its own: weights are then read by all threads, and the time that takes
-/// is little beside that of the products.
-constexpr int kOwnRows = 32;
-
 std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
   std::vector<std::vector<QkvUnit>> units(plan.kv.layers.size());
   for (const Op& op : plan.ops) {
@@ -23,9 +19,10 @@ std::vector<std::vector<QkvUnit>> layer_units(const Plan& plan) {
 
 }  // namespace
 
-CpuRank::CpuRank(Engine engine, int num_threads)
+CpuRank::CpuRank(Engine engine, int num_threads, const cpu::Kernels& kernels)
     : engine_(std::move(engine)),
       units_(layer_units(plan())),
+      tactics_(plan(), {}, kernels),
       space_(plan(), units_, num_threads),
       lora_(plan()),
       num_threads_(num_threads) {}
@@ -45,11 +42,11 @@ void CpuRank::receive(const Worker& worker, const CpuRank& before) const {
 }
 
 void CpuRank::run(const Step& step, std::span<const Workspace* const> spaces, const CpuRank* before, int thread) const {
-  const StepContext context{plan(),     step.kernels, units_,      spaces,      space_,   kv_,
-                            step.batch, lora_,        step.logits, step.hidden, step.pool};
+  const StepContext context{plan(), step.kernels, units_, tactics_,    spaces,      space_,
+                            kv_,    step.batch,   lora_,  step.logits, step.hidden, step.pool};
   const ThreadPool::Member place = step.pool.member(thread);
   OpClock* clock = clocks_.empty() ? nullptr : &clocks_[static_cast<std::size_t>(place.index)];
-  const bool owns_rows = place.count > 1 && step.batch.rows() >= kOwnRows * place.count;
+  const bool owns_rows = place.count > 1 && step.batch.rows() / place.count >= step.own_rows;
   const Worker worker{context, place.index, place.count, thread, owns_rows, clock};
   if (clock != nullptr) clock->begin(0);
   compute_rope(worker);

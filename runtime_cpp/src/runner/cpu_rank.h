@@ -7,6 +7,7 @@
 #include "aotllm/model_runner.h"
 #include "aotllm/thread_pool.h"
 #include "kernels.h"
+#include "runner/cpu_tactics.h"
 #include "runner/kv_pool.h"
 #include "runner/linear.h"
 #include "runner/lora.h"
@@ -21,12 +22,16 @@ namespace aotllm {
 class CpuRank {
  public:
   /// `num_threads`: most threads that run it.
-  CpuRank(Engine engine, int num_threads);
+  CpuRank(Engine engine, int num_threads, const cpu::Kernels& kernels);
   CpuRank(CpuRank&&) = delete;
 
   const Engine& engine() const noexcept { return engine_; }
   const Plan& plan() const noexcept { return engine_.plan(); }
   const Workspace& space() const noexcept { return space_; }
+  /// Goes on with other tactics for its linears; between steps. Throws as PlanTactics.
+  void set_tactics(const CpuTactics& tactics, const cpu::Kernels& kernels) {
+    tactics_ = PlanTactics(plan(), tactics, kernels);
+  }
   Lora& lora() noexcept { return lora_; }
   KvPool& kv() noexcept { return kv_; }
   const KvPool& kv() const noexcept { return kv_; }
@@ -43,6 +48,7 @@ class CpuRank {
     StepLogits& logits;
     float* hidden;
     ThreadPool& pool;
+    int own_rows;  ///< CpuTactics
   };
 
   /// The rank's ops, on one of its threads. `spaces` are those of all ranks of the stage, `before` the rank of the same
@@ -54,6 +60,7 @@ class CpuRank {
 
   Engine engine_;
   std::vector<std::vector<QkvUnit>> units_;  ///< per layer
+  PlanTactics tactics_;
   Workspace space_;
   Lora lora_;
   KvPool kv_;

@@ -10,6 +10,8 @@
 #include "engine/plan.h"
 #include "kernels.h"
 #include "runner/cpu_rank.h"
+#include "runner/cpu_tactics.h"
+#include "runner/cpu_tactics_file.h"
 #include "runner/rank_files.h"
 #include "support/cpu_topology.h"
 #include "support/strings.h"
@@ -63,12 +65,21 @@ struct CpuRunner::Impl {
         batch(shape),
         logits(shape, pool.num_threads()) {
     for (Engine& engine : engines) {
-      ranks.push_back(std::make_unique<CpuRank>(std::move(engine), (pool.num_threads() + tp - 1) / tp));
+      ranks.push_back(std::make_unique<CpuRank>(std::move(engine), (pool.capacity() + tp - 1) / tp, kernels));
       spaces.push_back(&ranks.back()->space());
     }
+    resolve_own_rows();
   }
 
   const CpuRank& first() const noexcept { return *ranks.front(); }
+  void resolve_own_rows() {
+    if (tactics.own_rows == 0) tactics.own_rows = default_own_rows(first().plan().linears, kernels);
+  }
+  /// That run a step of so many rows.
+  int threads_of(int rows) const noexcept {
+    if (tactics.steps.empty()) return pool.capacity();
+    return std::clamp(tactic_for(std::span<const StepTactic>(tactics.steps), rows).threads, tp, pool.capacity());
+  }
   /// The stages one after the other, on one thread.
   void run(const CpuRank::Step& step, int thread);
 
@@ -81,6 +92,8 @@ struct CpuRunner::Impl {
   std::vector<std::unique_ptr<CpuRank>> ranks;  ///< [stage, rank of the stage]
   std::vector<const Workspace*> spaces;         ///< of the ranks
   std::optional<StepProfile> profile;           ///< steps and their seconds; the ranks have the ops
+  CpuTactics tactics;                           ///< of steps; the ranks have those of linears
+  std::string tactics_note;
 };
 
 void CpuRunner::Impl::run(const CpuRank::Step& step, int thread) {
@@ -94,7 +107,7 @@ void CpuRunner::Impl::run(const CpuRank::Step& step, int thread) {
   }
   if (logits.waits()) {
     pool.barrier();
-    logits.draw(thread);
+    logits.draw(thread, pool.num_threads());
   }
 }
 
@@ -110,7 +123,7 @@ const ModelShape& CpuRunner::shape() const {
   return impl_->shape;
 }
 int CpuRunner::num_threads() const noexcept {
-  return impl_->pool.num_threads();
+  return impl_->pool.capacity();
 }
 const KvAllocation& CpuRunner::kv_allocation() const noexcept {
   return impl_->first().kv().allocation();
@@ -150,7 +163,9 @@ void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outpu
   outputs.hidden_size = impl.shape.hidden_size;
   outputs.hidden.resize(impl.batch.hidden_rows().size() * static_cast<std::size_t>(outputs.hidden_size));
 
-  const CpuRank::Step step{impl.kernels, impl.batch, impl.logits, outputs.hidden.data(), impl.pool};
+  impl.pool.resize(impl.threads_of(impl.batch.rows()));
+  const CpuRank::Step step{impl.kernels,          impl.batch, impl.logits,
+                           outputs.hidden.data(), impl.pool,  impl.tactics.own_rows};
   const auto begin = std::chrono::steady_clock::now();
   impl.pool.parallel([&](int thread, int /*count*/) { impl.run(step, thread); });
   impl.logits.finish(outputs);
@@ -158,6 +173,30 @@ void CpuRunner::step(std::span<const SequenceStep> sequences, StepOutputs& outpu
     ++impl.profile->steps;
     impl.profile->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
+}
+
+void CpuRunner::set_tactics(const CpuTactics& tactics) {
+  for (const auto& rank : impl_->ranks) rank->set_tactics(tactics, impl_->kernels);
+  impl_->tactics = tactics;
+  impl_->resolve_own_rows();
+}
+
+void CpuRunner::set_tactics(const std::string& text) {
+  std::vector<const Plan*> plans;
+  for (const auto& rank : impl_->ranks) plans.push_back(&rank->plan());
+  CpuTactics tactics;
+  std::string note;
+  if (!text.empty()) {
+    TacticsFile file = TacticsFile::parse(text);
+    note = file.why_unfit(impl_->kernels, num_threads(), plans);
+    if (note.empty()) tactics = std::move(file.tactics);
+  }
+  set_tactics(tactics);
+  impl_->tactics_note = std::move(note);
+}
+
+std::string CpuRunner::tactics_note() const {
+  return impl_->tactics_note;
 }
 
 void CpuRunner::set_profiling(bool on) {

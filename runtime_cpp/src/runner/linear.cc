@@ -4,6 +4,8 @@
 #include <initializer_list>
 #include <utility>
 
+#include "support/strings.h"
+
 namespace aotllm {
 namespace {
 
@@ -45,6 +47,22 @@ void for_each_head_group(const Linear& linear, int count, int head_dim, std::ini
 }
 
 }  // namespace
+
+std::string format_of(const Linear& linear) {
+  std::string formats;
+  std::vector<cpu::Format> seen;
+  for (const LinearSegment& segment : linear.segments) {
+    const cpu::Format format = segment.weights.format;
+    if (std::ranges::find(seen, format) != seen.end()) continue;
+    seen.push_back(format);
+    formats += cat(formats.empty() ? "" : "/", cpu::format_name(format));
+  }
+  return formats;
+}
+
+std::string shape_of(const Linear& linear) {
+  return cat(linear.n, "x", linear.k, " ", format_of(linear));
+}
 
 cpu::Activations rows_from(const cpu::Activations& a, int row, int k) {
   cpu::Activations from = a;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "engine/plan.h"
@@ -7,6 +8,11 @@
 #include "runner/partition.h"
 
 namespace aotllm {
+
+/// Formats of the segments, each once: "q4_1", "q5_0/q8_0".
+std::string format_of(const Linear& linear);
+/// "960x576 q4_1": rows × columns, formats.
+std::string shape_of(const Linear& linear);
 
 /// First row of panel `panel`; n for the panel past the end.
 int row_of_panel(const Linear& linear, int panel);

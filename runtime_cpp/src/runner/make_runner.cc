@@ -54,7 +54,9 @@ FreeMemory ModelRunner::free_memory() const {
 std::unique_ptr<ModelRunner> make_runner(const std::string& rank_file, const RunnerOptions& options) {
   std::vector<Engine> ranks = load_ranks(rank_file);
   if (ranks.front().plan().target == Target::kCpu) {
-    return std::make_unique<CpuRunner>(std::move(ranks), CpuRunnerOptions{options.num_threads, nullptr});
+    auto runner = std::make_unique<CpuRunner>(std::move(ranks), CpuRunnerOptions{options.num_threads, nullptr});
+    runner->set_tactics(options.tactics);
+    return runner;
   }
 #ifdef AOTLLM_HAS_CUDA
   return make_cuda_runner(std::move(ranks), options);

@@ -5,7 +5,7 @@
 #include <string>
 #include <variant>
 
-#include "support/strings.h"
+#include "runner/linear.h"
 
 namespace aotllm {
 namespace {
@@ -36,15 +36,6 @@ std::int64_t bytes_of(const Linear& linear) {
     bytes += static_cast<std::int64_t>(cpu::segment_bytes(weights.format, weights.n, weights.k));
   }
   return bytes;
-}
-
-std::string shape_of(const Linear& linear) {
-  std::string formats;
-  for (const LinearSegment& segment : linear.segments) {
-    const std::string format = cpu::format_name(segment.weights.format);
-    if (formats.find(format) == formats.npos) formats += (formats.empty() ? "" : "/") + format;
-  }
-  return cat(linear.n, "x", linear.k, " ", formats);
 }
 
 OpProfile& entry(std::vector<OpProfile>& ops, const std::string& op, const std::string& shape) {

@@ -7,6 +7,7 @@
 #include "aotllm/thread_pool.h"
 #include "engine/plan.h"
 #include "kernels.h"
+#include "runner/cpu_tactics.h"
 #include "runner/kv_pool.h"
 #include "runner/linear.h"
 #include "runner/lora.h"
@@ -23,8 +24,9 @@ struct StepContext {
   const Plan& plan;
   const cpu::Kernels& kernels;
   const std::vector<std::vector<QkvUnit>>& units;  ///< per layer
-  std::span<const Workspace* const> spaces;        ///< of all ranks
-  const Workspace& space;                          ///< this rank's
+  const PlanTactics& tactics;
+  std::span<const Workspace* const> spaces;  ///< of all ranks
+  const Workspace& space;                    ///< this rank's
   const KvPool& kv;
   const StepBatch& batch;
   const Lora& lora;
@@ -34,6 +36,8 @@ struct StepContext {
 
   bool has_ranks() const noexcept { return spaces.size() > 1; }
   bool is_first_rank() const noexcept { return plan.tp_rank == 0; }
+  /// Of the linear that multiplies all rows.
+  const LinearTactic& tactic(int linear) const noexcept { return tactics.at(linear, batch.rows()); }
 };
 
 /// One thread's view of a step. All threads run the same ops in the same order, each on its share of rows and panels of

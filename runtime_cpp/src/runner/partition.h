@@ -12,6 +12,10 @@ namespace aotllm {
 inline constexpr int kTileRows = 32;
 inline constexpr int kTilePanels = 4;
 inline constexpr int kTileWidth = kTilePanels * cpu::kPanelRows;
+/// The largest tiles that may be chosen instead.
+inline constexpr int kMaxTileRows = 64;
+inline constexpr int kMaxTilePanels = 16;
+inline constexpr int kMaxTileWidth = kMaxTilePanels * cpu::kPanelRows;
 
 /// Of the tiles that a linear is cut to.
 struct TileShape {

@@ -47,10 +47,10 @@ void StepLogits::take(int thread, int row, TokenId first, std::span<const float>
   }
 }
 
-void StepLogits::draw(int thread) {
+void StepLogits::draw(int thread, int num_threads) {
   int index = 0;  // among the rows that are drawn
   for (Row& row : rows_) {
-    if (row.sampled == nullptr || row.to == nullptr || index++ % num_threads_ != thread) continue;
+    if (row.sampled == nullptr || row.to == nullptr || index++ % num_threads != thread) continue;
     std::optional<Sampler>& sampler = samplers_[static_cast<std::size_t>(thread)];
     if (!sampler) sampler.emplace(vocab_size_);
     row.token = sampler->choose({row.to, static_cast<std::size_t>(vocab_size_)}, *row.sampled->sampling);

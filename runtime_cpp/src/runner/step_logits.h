@@ -23,10 +23,10 @@ class StepLogits {
   /// By a thread: the logits of tokens first, first + 1, … of logit row `row`. Each token of a row comes once.
   void take(int thread, int row, TokenId first, std::span<const float> logits);
 
-  /// Rows wait to be drawn: `draw` has to be called by all threads once all of the logits are there.
+  /// Rows wait to be drawn: `draw` has to be called by all threads of the step once all of the logits are there.
   bool waits() const noexcept { return num_drawn_ > 0; }
-  /// A thread's share of them.
-  void draw(int thread);
+  /// The share of a thread, of `num_threads`.
+  void draw(int thread, int num_threads);
 
   /// After the step: the tokens of the rows that are sampled, in order.
   void finish(StepOutputs& outputs) const;

@@ -1,6 +1,7 @@
 #include "aotllm/thread_pool.h"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -30,10 +31,11 @@ void pause() {
 #endif
 }
 
-int checked(int num_threads, int num_teams) {
-  if (num_teams < 1 || num_threads < num_teams) {
-    throw Error(ErrorKind::kInternal, cat("thread pool: expected at least 1 thread in each of at least 1 team, got ",
-                                          num_threads, " threads and ", num_teams, " teams"));
+int checked(int num_threads, int num_teams, int most) {
+  if (num_teams < 1 || num_threads < num_teams || num_threads > most) {
+    throw Error(ErrorKind::kInternal,
+                cat("thread pool: expected at least 1 thread in each of at least 1 team and at most ", most, ", got ",
+                    num_threads, " threads and ", num_teams, " teams"));
   }
   return num_threads;
 }
@@ -68,19 +70,15 @@ void ThreadPool::Signal::wait_beyond(std::uint32_t old, std::chrono::microsecond
 }
 
 ThreadPool::ThreadPool(int num_threads, int num_teams)
-    : num_threads_(checked(num_threads, num_teams)),
+    : capacity_(checked(num_threads, num_teams, INT_MAX)),
+      num_threads_(num_threads),
       spin_(num_threads <= default_num_threads() ? kSpin : std::chrono::microseconds(0)),
-      barriers_(num_teams == 1 ? 1 : static_cast<std::size_t>(num_teams) + 1) {
-  barriers_.front().size = static_cast<std::uint32_t>(num_threads);
-  for (int team = 0; team < num_teams; ++team) {
-    const auto bound = [&](int t) { return static_cast<int>(std::int64_t{num_threads} * t / num_teams); };
-    const int count = bound(team + 1) - bound(team);
-    for (int index = 0; index < count; ++index) members_.push_back({team, index, count});
-    if (num_teams > 1) barriers_[static_cast<std::size_t>(team) + 1].size = static_cast<std::uint32_t>(count);
-  }
-  threads_.reserve(num_threads_ - 1);
+      barriers_(num_teams == 1 ? 1 : static_cast<std::size_t>(num_teams) + 1),
+      starts_(static_cast<std::size_t>(num_threads)) {
+  divide_into_teams();
+  threads_.reserve(capacity_ - 1);
   try {
-    for (int index = 1; index < num_threads_; ++index) threads_.emplace_back([this, index] { work(index); });
+    for (int index = 1; index < capacity_; ++index) threads_.emplace_back([this, index] { work(index); });
   } catch (...) {
     join();
     throw;
@@ -91,15 +89,33 @@ ThreadPool::~ThreadPool() {
   join();
 }
 
+void ThreadPool::resize(int num_threads) {
+  if (num_threads == num_threads_) return;
+  num_threads_ = checked(num_threads, num_teams(), capacity_);
+  divide_into_teams();
+}
+
+void ThreadPool::divide_into_teams() {
+  const int teams = num_teams();
+  members_.clear();
+  barriers_.front().size = static_cast<std::uint32_t>(num_threads_);
+  for (int team = 0; team < teams; ++team) {
+    const auto bound = [&](int t) { return static_cast<int>(std::int64_t{num_threads_} * t / teams); };
+    const int count = bound(team + 1) - bound(team);
+    for (int index = 0; index < count; ++index) members_.push_back({team, index, count});
+    if (teams > 1) barriers_[static_cast<std::size_t>(team) + 1].size = static_cast<std::uint32_t>(count);
+  }
+}
+
 void ThreadPool::join() noexcept {
-  stop_ = true;  // published by the new generation
-  generation_.advance();
+  stop_ = true;  // published by the starts
+  for (Signal& start : starts_) start.advance();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void ThreadPool::work(int index) {
   for (std::uint32_t seen = 0;; ++seen) {
-    generation_.wait_beyond(seen, spin_);
+    starts_[static_cast<std::size_t>(index)].wait_beyond(seen, spin_);
     if (stop_) return;
     execute(index);
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.advance();
@@ -118,7 +134,7 @@ void ThreadPool::run(Job job) {
   } else {
     running_.store(static_cast<std::uint32_t>(num_threads_ - 1), std::memory_order_relaxed);
     const std::uint32_t before = done_.value();
-    generation_.advance();
+    for (int index = 1; index < num_threads_; ++index) starts_[static_cast<std::size_t>(index)].advance();
     execute(0);
     done_.wait_beyond(before, std::min(spin_, kSpinInStep));
   }

@@ -127,7 +127,7 @@ std::int64_t partial_floats(const Plan& plan) {
 Workspace::Workspace(const Plan& plan, const std::vector<std::vector<QkvUnit>>& units, int num_threads) {
   std::int64_t widest_input = plan.hidden_size;
   for (const Linear& linear : plan.linears) widest_input = std::max<std::int64_t>(widest_input, linear.k);
-  std::int64_t tile_width = kTileWidth;
+  std::int64_t tile_width = kMaxTileWidth;
   for (const auto& layer : units) {
     for (const QkvUnit& unit : layer) tile_width = std::max<std::int64_t>(tile_width, unit.columns);
   }
@@ -164,8 +164,8 @@ Workspace::Workspace(const Plan& plan, const std::vector<std::vector<QkvUnit>>& 
     attention_.done = carver.take<std::int32_t>(num_threads - 1);
     for (ThreadSpace& thread : threads_) {
       thread.row = take_rows(carver, 1, widest_input, bf16_input);
-      thread.tile = carver.take<float>(kTileRows * tile_width);
-      thread.tile_up = carver.take<float>(kTileRows * kTileWidth);
+      thread.tile = carver.take<float>(kMaxTileRows * tile_width);
+      thread.tile_up = carver.take<float>(kMaxTileRows * kMaxTileWidth);
       thread.experts = experts.take_lists(carver, max_rows);
     }
   };

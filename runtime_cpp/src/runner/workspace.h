@@ -20,7 +20,7 @@ struct ActivationRows {
 /// Memory of one thread.
 struct ThreadSpace {
   ActivationRows row;        ///< of one row
-  float* tile = nullptr;     ///< [kTileRows, tile width]
+  float* tile = nullptr;     ///< [kMaxTileRows, tile width]
   float* tile_up = nullptr;  ///< the same, for the second of two products
   ExpertRows experts;        ///< of the op at hand; null where the plan has no norm_moe
 };

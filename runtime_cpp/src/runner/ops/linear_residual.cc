@@ -24,14 +24,14 @@ void add_product(const Worker& worker, const LinearResidualOp& op, const Linear&
       step.kernels.add(residual + at, product, width, out + at);
     }
   };
-  share_tiles(worker, linear.panels, TileShape{}, run_tile);
+  share_tiles(worker, linear.panels, step.tactic(op.linear).tile, run_tile);
 }
 
 /// The products as they are, to where all ranks find them.
 void store_product(const Worker& worker, const LinearResidualOp& op, const Linear& linear, const cpu::Activations& a) {
   const StepContext& step = worker.step;
   float* y = step.space.products();  // [rows, n]
-  share_tiles(worker, linear.panels, TileShape{}, [&](const Tile& tile) {
+  share_tiles(worker, linear.panels, step.tactic(op.linear).tile, [&](const Tile& tile) {
     const std::ptrdiff_t at = std::ptrdiff_t{tile.row_begin} * linear.n + row_of_panel(linear, tile.panel_begin);
     product(worker, op.linear, a, tile, y + at, linear.n);
   });

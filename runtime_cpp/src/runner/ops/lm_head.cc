@@ -35,12 +35,13 @@ void run(const Worker& worker, const LmHeadOp& op) {
   const int num_rows = static_cast<int>(rows.size());
   const cpu::Activations a =
       prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, rows, num_rows}, {op.linear});
+  const LinearTactic& tactic = step.tactics.at(op.linear, num_rows);
   float* products = worker.own().tile;  // [rows, width] of the tile
   const auto run_tile = [&](const Tile& tile) {
     const int column = row_of_panel(linear, tile.panel_begin);
     const int width = row_of_panel(linear, tile.panel_end) - column;
     float* y = products;
-    multiply(step.kernels, linear, a, tile, y, width);
+    multiply(*tactic.kernels, linear, a, tile, y, width);
     for (int row = tile.row_begin; row < tile.row_end; ++row, y += width) {
       if (!op.bias.empty()) step.kernels.add(y, op.bias.data() + column, width, y);
       if (op.softcap > 0.0f) step.kernels.softcap(y, width, op.softcap);
@@ -48,7 +49,7 @@ void run(const Worker& worker, const LmHeadOp& op) {
     }
   };
   // Panels are split even where there are many rows: the head is more than the caches hold, and nothing follows it.
-  share_panels(worker, linear.panels, num_rows, TileShape{}, run_tile);
+  share_panels(worker, linear.panels, num_rows, tactic.tile, run_tile);
 }
 
 }  // namespace aotllm

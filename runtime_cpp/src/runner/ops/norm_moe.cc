@@ -131,8 +131,8 @@ class NormMoe {
       const cpu::Activations a = rows_from(in_, rows_ == 1 ? 0 : slot, width_);
       const int column = tile.panel_begin * cpu::kPanelRows;
       const int width = std::min(tile.panel_end * cpu::kPanelRows, op_.neurons) - column;
-      multiply_expert(gate_, expert, a, tile, g, width);
-      multiply_expert(up_, expert, a, tile, u, width);
+      multiply_expert(op_.gate, expert, a, tile, g, width);
+      multiply_expert(op_.up, expert, a, tile, u, width);
       for (int i = 0; i < tile.rows(); ++i) {
         const std::ptrdiff_t at = std::ptrdiff_t{i} * width;
         float* out = space_.gated.x + std::ptrdiff_t{slot + i} * op_.neurons + column;
@@ -158,7 +158,7 @@ class NormMoe {
       }
       for (int e = 0; e < op_.num_experts; ++e) {
         for_each_expert_tile(e, panel, panel_end, [&](const Tile& tile, int slot) {
-          multiply_expert(down_, e, rows_from(gated, slot, op_.neurons), tile, y, width);
+          multiply_expert(op_.down, e, rows_from(gated, slot, op_.neurons), tile, y, width);
           for (int i = 0; i < tile.rows(); ++i) {
             float* sum = out + std::ptrdiff_t{chosen_.row[slot + i]} * width_ + column;
             step_.kernels.add_scaled(sum, chosen_.weight[slot + i], y + std::ptrdiff_t{i} * width, width, sum);
@@ -188,10 +188,11 @@ class NormMoe {
   }
 
   /// Products of the panels of one expert's matrix; `a` begins with the tile's first row.
-  void multiply_expert(const Linear& linear, int expert, const cpu::Activations& a, const Tile& tile, float* y,
+  void multiply_expert(int linear, int expert, const cpu::Activations& a, const Tile& tile, float* y,
                        std::ptrdiff_t y_stride) const {
-    step_.kernels.matmul(linear.segments[static_cast<std::size_t>(expert)].weights, a, tile.rows(), tile.panel_begin,
-                         tile.panel_end, y, y_stride);
+    const cpu::Segment& weights = step_.plan.linears[linear].segments[static_cast<std::size_t>(expert)].weights;
+    step_.tactics.at(linear, tile.rows())
+        .kernels->matmul(weights, a, tile.rows(), tile.panel_begin, tile.panel_end, y, y_stride);
   }
 
   void quantize(const float* x, std::int64_t row, int k, const ActivationRows& to) const {

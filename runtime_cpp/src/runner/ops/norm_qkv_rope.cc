@@ -107,7 +107,7 @@ void run(const Worker& worker, const NormQkvRopeOp& op) {
       prepare(worker, {step.space.buffer(op.in), linear.k, op.norm, op.eps, {}, rows}, {op.linear});
 
   const NormQkvRope task(worker, op);
-  const TileShape shape;
+  const TileShape shape = step.tactic(op.linear).tile;
   const std::vector<QkvUnit>& units = step.units[op.layer];
   if (worker.owns_rows) {
     for (const QkvUnit& unit : units) {

@@ -25,7 +25,7 @@ void run(const Worker& worker, const NormSwigluOp& op) {
       kernels.act_mul(op.activation, g + at, u + at, width, out + std::ptrdiff_t{row} * gate.n + column);
     }
   };
-  share_tiles(worker, gate.panels, TileShape{}, run_tile);
+  share_tiles(worker, gate.panels, step.tactic(op.gate).tile, run_tile);
   worker.barrier();
 }
 
