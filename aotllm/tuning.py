@@ -114,7 +114,7 @@ def tune(
         raise EngineIncompatible(
             f"{path}: the engine is for target {target!r}; only engines of targets cpu and cuda are tuned"
         )
-    _store(engine, json.dumps({"version": TACTICS_VERSION, **record}, indent=1))
+    store_tactics(engine, json.dumps({"version": TACTICS_VERSION, **record}, indent=1))
     return Tuning.from_record(record)
 
 
@@ -160,8 +160,8 @@ def _tune_cuda(engine: Engine, device: int) -> Sequence[dict[str, Any]]:
     return _runtime.tune(str(engine.rank_file(0)), device, find_cublaslt())
 
 
-def _store(engine: Engine, text: str) -> None:
-    """Writes the file, then the manifest that knows it; a reader in between sees the old engine."""
+def store_tactics(engine: Engine, text: str) -> None:
+    """Writes the file, then the manifest that knows it; a reader in between sees the old engine. Raises EngineError."""
     path = engine.path / TACTICS_FILE
     staged = path.with_suffix(".new")
     try:

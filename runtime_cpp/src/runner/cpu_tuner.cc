@@ -70,14 +70,14 @@ struct Setting {
 /// returns the seconds of a step. The first candidate is the default.
 template <class Time>
 void take_turns(std::size_t count, Clock::time_point end, Time&& time) {
-  std::vector<bool> is_out(count, false);
+  std::vector<int> hopeless_turns(count, 0);  // one may be somebody else's fault
   double default_seconds = 0.0;
   for (int turn = 0; turn < kMostTurns && (turn < kLeastTurns || Clock::now() < end); ++turn) {
     for (std::size_t i = 0; i < count; ++i) {
-      if (is_out[i]) continue;
+      if (hopeless_turns[i] > 1) continue;
       const double seconds = time(i);
       if (i == 0) default_seconds = seconds;
-      is_out[i] = seconds > kHopeless * default_seconds;
+      if (seconds > kHopeless * default_seconds) ++hopeless_turns[i];
     }
   }
 }
@@ -233,6 +233,9 @@ class Tuner {
     });
     Setting chosen = setting;
     for (auto& [shape, by_candidate] : seconds) {
+      for (std::size_t i = 1; i < candidates.size(); ++i) {
+        if (!candidates[i].linears.contains(shape)) by_candidate[i].clear();  // no candidate for this one
+      }
       std::size_t best = winner(by_candidate);
       tuned.shapes[shape] = median(by_candidate[best]);
       if (best == 0) continue;
