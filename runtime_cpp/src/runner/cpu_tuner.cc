@@ -25,6 +25,8 @@ constexpr std::array<TileShape, 9> kTiles = {
 /// Turns of a comparison.
 constexpr int kLeastTurns = 6;
 constexpr int kMostTurns = 16;
+/// Of the time, what is left for a second look at what was chosen: what disturbs the first one may last for seconds.
+constexpr double kSecondLook = 0.2;
 /// Less time than for so many steps in turns is not worth to begin.
 constexpr int kComparisons = 4;
 /// What another candidate than the default must save to be taken: less is noise.
@@ -86,13 +88,12 @@ class Tuner {
  public:
   Tuner(const std::string& rank_file, int num_threads) : Tuner(load_ranks(rank_file), num_threads) {}
 
-  CpuTuning run(Clock::time_point end) {
-    for (const int rows : row_counts()) {
-      const double step = bench_.seconds(rows, {});
-      const auto left = std::chrono::duration<double>(end - Clock::now()).count();
-      const auto share = left / static_cast<double>(row_counts().size() - tuned_.size());
-      if (kComparisons * kLeastTurns * step > share) break;
-      tune_rows(rows, step, std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(share)));
+  CpuTuning run(Clock::duration time) {
+    const auto begin = Clock::now();
+    search(begin + std::chrono::duration_cast<Clock::duration>((1.0 - kSecondLook) * time));
+    for (std::size_t i = 0; i < tuned_.size(); ++i) {
+      const auto left = begin + time - Clock::now();
+      confirm(tuned_[i], Clock::now() + left / static_cast<int>(tuned_.size() - i));
     }
     return result();
   }
@@ -154,6 +155,28 @@ class Tuner {
     return tactic;
   }
 
+  void search(Clock::time_point end) {
+    for (const int rows : row_counts()) {
+      const double step = bench_.seconds(rows, {});
+      const auto left = std::chrono::duration<double>(end - Clock::now()).count();
+      const auto share = left / static_cast<double>(row_counts().size() - tuned_.size());
+      if (kComparisons * kLeastTurns * step > share) break;
+      tune_rows(rows, step, std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(share)));
+    }
+  }
+
+  /// Keeps what was chosen if it wins once more, some time later.
+  void confirm(Tuned& tuned, Clock::time_point end) {
+    const Setting start = default_setting(tuned.rows, most_threads());
+    if (tuned.setting == start) return;
+    const std::vector<Setting> candidates = {start, tuned.setting};
+    const std::vector<std::vector<double>> seconds = compare(tuned.rows, candidates, end);
+    const std::size_t best = winner(seconds);
+    tuned.setting = candidates[best];
+    tuned.seconds = median(seconds[best]);
+    tuned.default_seconds = median(seconds[0]);
+  }
+
   void tune_rows(int rows, double step, Clock::duration time) {
     Tuned& tuned = tuned_.emplace_back();
     tuned.rows = rows;
@@ -166,11 +189,7 @@ class Tuner {
     const Setting with_linears = choose_linears(tuned, setting, step, begin + time * 3 / 4);
     if (!with_linears.linears.empty()) finalists.push_back(with_linears);
 
-    std::vector<std::vector<double>> seconds(finalists.size());
-    take_turns(finalists.size(), begin + time, [&](std::size_t i) {
-      seconds[i].push_back(bench_.seconds(rows, tactics(finalists[i])));
-      return seconds[i].back();
-    });
+    const std::vector<std::vector<double>> seconds = compare(rows, finalists, begin + time);
     const std::size_t best = winner(seconds);
     tuned.setting = finalists[best];
     tuned.seconds = median(seconds[best]);
@@ -199,13 +218,17 @@ class Tuner {
   }
 
   std::size_t fastest(int rows, const std::vector<Setting>& candidates, Clock::time_point end) {
-    if (candidates.size() < 2) return 0;
+    return candidates.size() < 2 ? 0 : winner(compare(rows, candidates, end));
+  }
+
+  /// Seconds of a step by candidate, by turn.
+  std::vector<std::vector<double>> compare(int rows, const std::vector<Setting>& candidates, Clock::time_point end) {
     std::vector<std::vector<double>> seconds(candidates.size());
     take_turns(candidates.size(), end, [&](std::size_t i) {
       seconds[i].push_back(bench_.seconds(rows, tactics(candidates[i])));
       return seconds[i].back();
     });
-    return winner(seconds);
+    return seconds;
   }
 
   /// Candidates that can be compared until `end`.
@@ -331,9 +354,8 @@ class Tuner {
 }  // namespace
 
 CpuTuning tune_cpu(const std::string& rank_file, const CpuTunerOptions& options) {
-  const auto end =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.seconds));
-  return Tuner(rank_file, options.num_threads).run(end);
+  const std::chrono::duration<double> time(options.seconds);
+  return Tuner(rank_file, options.num_threads).run(std::chrono::duration_cast<Clock::duration>(time));
 }
 
 }  // namespace aotllm
