@@ -26,6 +26,14 @@ std::optional<std::int64_t> kv_bytes(const KvPlan& plan, const BlockCounts& num_
   return total;
 }
 
+/// Bytes between two blocks. Parts of one layer that are a multiple of a large power of two apart would meet in a few
+/// sets of a cache: then each block begins some lines further in them than the one before.
+constexpr std::int64_t padding(std::int64_t block_bytes) {
+  constexpr std::int64_t kFewSets = 16 << 10;
+  constexpr std::int64_t kFurther = 2 << 10;
+  return block_bytes > 0 && block_bytes % kFewSets == 0 ? kFurther : 0;
+}
+
 std::string describe(const BlockCounts& counts, std::size_t num_groups) {
   std::string text;
   for (std::size_t group = 0; group < num_groups; ++group) text += cat(group == 0 ? "" : " + ", counts[group]);
@@ -34,20 +42,26 @@ std::string describe(const BlockCounts& counts, std::size_t num_groups) {
 
 }  // namespace
 
-KvMemory::KvMemory(const KvPlan& plan, const BlockCounts& num_blocks) {
+KvMemory::KvMemory(const KvPlan& plan, const BlockCounts& num_blocks) : layers_(plan.layers.size()) {
   std::int64_t bytes = 0;
-  for (const KvLayer& layer : plan.layers) {
-    const std::int64_t stride = plan.block_bytes(layer);
-    layers_.push_back({bytes, stride, stride / layer.num_kv_heads, num_blocks[layer.group]});
-    bytes += 2 * stride * num_blocks[layer.group];
+  for (std::size_t index = 0; index < plan.groups.size(); ++index) {
+    Group group{.offset = bytes};
+    for (const int number : plan.groups[index].layers) {
+      const KvLayer& layer = plan.layers[number];
+      const std::int64_t half = plan.block_bytes(layer);
+      layers_[number] = {bytes + group.bytes, 0, half / layer.num_kv_heads, half};
+      group.bytes += 2 * half;
+    }
+    group.block_stride = group.bytes + padding(group.bytes);
+    for (const int number : plan.groups[index].layers) layers_[number].block_stride = group.block_stride;
+    groups_.push_back(group);
+    bytes += group.block_stride * num_blocks[index];
   }
   memory_ = PageBuffer(static_cast<std::size_t>(bytes));
 }
 
 KvPool::KvPool(const KvPlan& plan, const KvAllocation& allocation)
-    : allocation_(allocation), device_(plan, allocation.device_blocks), host_(plan, allocation.host_blocks) {
-  for (const KvGroup& group : plan.groups) group_layers_.push_back(group.layers);
-}
+    : allocation_(allocation), device_(plan, allocation.device_blocks), host_(plan, allocation.host_blocks) {}
 
 std::vector<KvPool> make_kv_pools(const std::vector<const KvPlan*>& ranks, const KvAllocation& asked) {
   const std::size_t num_groups = ranks.front()->groups.size();
@@ -78,16 +92,12 @@ std::vector<KvPool> make_kv_pools(const std::vector<const KvPlan*>& ranks, const
 }
 
 void KvPool::copy_blocks(std::span<const BlockCopy> copies) {
-  for (const BlockCopy& copy : copies) check_block_copy(copy, allocation_, group_layers_.size());
+  for (const BlockCopy& copy : copies) check_block_copy(copy, allocation_, device_.num_groups());
   for (const BlockCopy& copy : copies) {
     if (copy.from_tier == copy.to_tier && copy.from == copy.to) continue;
-    const KvMemory& from = memory(copy.from_tier);
-    const KvMemory& to = memory(copy.to_tier);
-    for (const int layer : group_layers_[copy.group]) {
-      const auto bytes = static_cast<std::size_t>(from.block_stride(layer));
-      std::memcpy(to.k(layer, copy.to, 0), from.k(layer, copy.from, 0), bytes);
-      std::memcpy(to.v(layer, copy.to, 0), from.v(layer, copy.from, 0), bytes);
-    }
+    const std::span<std::uint8_t> from = memory(copy.from_tier).block(copy.group, copy.from);
+    const std::span<std::uint8_t> to = memory(copy.to_tier).block(copy.group, copy.to);
+    std::memcpy(to.data(), from.data(), from.size());
   }
 }
 

@@ -10,9 +10,10 @@
 
 namespace aotllm {
 
-/// The KV blocks of one tier. For each layer the K of all its group's blocks, then their V, each block
-/// `[num_kv_heads][one head's K or V]` in the kernels' layout (`cpu::AttentionArgs`). Blocks of a layer are equally far
-/// apart, so that a kernel walks them by a block table and one stride.
+/// The KV blocks of one tier. A block of a group is all that its layers keep of its tokens, side by side: for each
+/// layer K, then V, each `[num_kv_heads][one head's K or V]` in the kernels' layout (`cpu::AttentionArgs`). So the
+/// pages of blocks that no token has come to yet are never touched and take no memory. Blocks of a group are equally
+/// far apart, so that a kernel walks a layer's part of them by a block table and one stride.
 class KvMemory {
  public:
   KvMemory() = default;
@@ -21,24 +22,35 @@ class KvMemory {
 
   /// Bytes from a block to the next.
   std::int64_t block_stride(int layer) const noexcept { return layers_[layer].block_stride; }
-  std::uint8_t* k(int layer, BlockId block, int kv_head) const noexcept { return at(layers_[layer], block, kv_head); }
+  std::uint8_t* k(int layer, BlockId block, int kv_head) const noexcept {
+    const Layer& at = layers_[layer];
+    return memory_.data() + at.offset + block * at.block_stride + kv_head * at.head_stride;
+  }
   std::uint8_t* v(int layer, BlockId block, int kv_head) const noexcept {
-    return at(layers_[layer], layers_[layer].num_blocks + std::int64_t{block}, kv_head);
+    return k(layer, block, kv_head) + layers_[layer].bytes;
+  }
+  std::size_t num_groups() const noexcept { return groups_.size(); }
+  /// All of a block.
+  std::span<std::uint8_t> block(int group, BlockId block) const noexcept {
+    const Group& at = groups_[group];
+    return {memory_.data() + at.offset + block * at.block_stride, static_cast<std::size_t>(at.bytes)};
   }
 
  private:
-  struct Layer {
+  struct Group {
     std::int64_t offset = 0;
     std::int64_t block_stride = 0;
+    std::int64_t bytes = 0;  ///< of a block
+  };
+  struct Layer {
+    std::int64_t offset = 0;  ///< of K in block 0 of its group
+    std::int64_t block_stride = 0;
     std::int64_t head_stride = 0;
-    std::int64_t num_blocks = 0;
+    std::int64_t bytes = 0;  ///< of K in a block
   };
 
-  std::uint8_t* at(const Layer& layer, std::int64_t block, int kv_head) const noexcept {
-    return memory_.data() + layer.offset + block * layer.block_stride + kv_head * layer.head_stride;
-  }
-
-  std::vector<Layer> layers_;
+  std::vector<Group> groups_;
+  std::vector<Layer> layers_;  ///< zero for those that are not held
   PageBuffer memory_;
 };
 
@@ -62,7 +74,6 @@ class KvPool {
  private:
   const KvMemory& memory(KvTier tier) const noexcept { return tier == KvTier::kDevice ? device_ : host_; }
 
-  std::vector<std::vector<int>> group_layers_;
   KvAllocation allocation_;
   KvMemory device_;
   KvMemory host_;
