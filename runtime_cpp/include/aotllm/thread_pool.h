@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -11,12 +12,15 @@
 
 namespace aotllm {
 
+class CpuPlaces;
+
 /// A fixed number of threads for fork-join regions with barriers inside, perhaps divided into teams that have barriers
 /// of their own. The calling thread is member 0.
 ///
 /// Waiting spins for some hundred microseconds, more than the distance between two ops or two steps, and then parks: an
-/// idle pool burns no CPU. Nobody is woken by a system call who is not parked. Not thread-safe: one thread calls
-/// `parallel`, and regions do not nest.
+/// idle pool burns no CPU. Nobody is woken by a system call who is not parked, and who finds another thread of the pool
+/// on the CPU where it is woken goes to one that is free. Not thread-safe: one thread calls `parallel`, and regions do
+/// not nest.
 class ThreadPool {
  public:
   /// Of `num_threads` ≥ 1 in all, the caller included, in 1 to `num_threads` teams of consecutive threads whose sizes
@@ -74,8 +78,8 @@ class ThreadPool {
    public:
     std::uint32_t value() const noexcept { return value_.load(std::memory_order_acquire); }
     void advance() noexcept;
-    /// Returns once the number is no longer `old`. Parks after `spin`.
-    void wait_beyond(std::uint32_t old, std::chrono::microseconds spin) noexcept;
+    /// Returns once the number is no longer `old`. Parks after `spin`; whether it has.
+    bool wait_beyond(std::uint32_t old, std::chrono::microseconds spin) noexcept;
 
    private:
     // On one line: who advances has it anyway and looks there for those who are parked.
@@ -96,6 +100,7 @@ class ThreadPool {
   int num_teams() const noexcept { return barriers_.size() == 1 ? 1 : static_cast<int>(barriers_.size()) - 1; }
   void divide_into_teams();
   void wait_at(Barrier& barrier);
+  int self() const noexcept;
   void run(Job job);
   void work(int index);
   void execute(int index) noexcept;
@@ -112,6 +117,8 @@ class ThreadPool {
   bool stop_ = false;
   std::vector<Member> members_;    ///< by thread
   std::vector<Barrier> barriers_;  ///< of all threads; then, where there are several teams, of each
+
+  std::unique_ptr<CpuPlaces> places_;  ///< null where threads outnumber CPUs
 
   std::vector<Signal> starts_;                         ///< by thread: the change of its own starts a worker
   alignas(64) std::atomic<std::uint32_t> running_{0};  ///< workers not yet done with the region

@@ -9,6 +9,7 @@
 #endif
 
 #include "aotllm/errors.h"
+#include "support/cpu_places.h"
 #include "support/cpu_topology.h"
 #include "support/strings.h"
 
@@ -49,7 +50,7 @@ void ThreadPool::Signal::advance() noexcept {
   if (parked_.load(std::memory_order_seq_cst) != 0) value_.notify_all();
 }
 
-void ThreadPool::Signal::wait_beyond(std::uint32_t old, std::chrono::microseconds spin) noexcept {
+bool ThreadPool::Signal::wait_beyond(std::uint32_t old, std::chrono::microseconds spin) noexcept {
   const auto poll = [&] {
     for (int i = 0; i < kPollsPerLook; ++i) {
       if (value() != old) return true;
@@ -58,15 +59,16 @@ void ThreadPool::Signal::wait_beyond(std::uint32_t old, std::chrono::microsecond
     return value() != old;
   };
   if (spin.count() > 0) {
-    if (poll()) return;  // as a rule, before there is a clock to look at
+    if (poll()) return false;  // as a rule, before there is a clock to look at
     const auto until = std::chrono::steady_clock::now() + spin;
     do {
-      if (poll()) return;
+      if (poll()) return false;
     } while (std::chrono::steady_clock::now() < until);
   }
   parked_.fetch_add(1, std::memory_order_seq_cst);
   while (value_.load(std::memory_order_seq_cst) == old) value_.wait(old, std::memory_order_seq_cst);
   parked_.fetch_sub(1, std::memory_order_relaxed);
+  return true;
 }
 
 ThreadPool::ThreadPool(int num_threads, int num_teams)
@@ -76,6 +78,7 @@ ThreadPool::ThreadPool(int num_threads, int num_teams)
       barriers_(num_teams == 1 ? 1 : static_cast<std::size_t>(num_teams) + 1),
       starts_(static_cast<std::size_t>(num_threads)) {
   divide_into_teams();
+  if (num_threads > 1 && spin_.count() > 0) places_ = std::make_unique<CpuPlaces>(num_threads);
   threads_.reserve(capacity_ - 1);
   try {
     for (int index = 1; index < capacity_; ++index) threads_.emplace_back([this, index] { work(index); });
@@ -115,14 +118,24 @@ void ThreadPool::join() noexcept {
 
 void ThreadPool::work(int index) {
   for (std::uint32_t seen = 0;; ++seen) {
-    starts_[static_cast<std::size_t>(index)].wait_beyond(seen, spin_);
+    const bool has_slept = starts_[static_cast<std::size_t>(index)].wait_beyond(seen, spin_);
     if (stop_) return;
+    if (has_slept && places_) places_->settle(index, num_threads_);
     execute(index);
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.advance();
   }
 }
 
+/// The calling thread's index. To be asked seldom.
+int ThreadPool::self() const noexcept {
+  const std::thread::id id = std::this_thread::get_id();
+  const auto found =
+      std::find_if(threads_.begin(), threads_.end(), [&](const std::thread& thread) { return thread.get_id() == id; });
+  return found == threads_.end() ? 0 : static_cast<int>(found - threads_.begin()) + 1;
+}
+
 void ThreadPool::run(Job job) {
+  if (places_) places_->settle(0, num_threads_);  // it may have slept since the last one
   job_ = job;
   failed_.store(false, std::memory_order_relaxed);
   for (Barrier& barrier : barriers_) {
@@ -173,7 +186,8 @@ void ThreadPool::wait_at(Barrier& barrier) {
     }
     if (barrier.size > 1) barrier.phase.advance();
   } else {
-    barrier.phase.wait_beyond(phase, std::min(spin_, kSpinInStep));
+    if (barrier.phase.wait_beyond(phase, std::min(spin_, kSpinInStep)) && places_)
+      places_->settle(self(), num_threads_);
     if (failed_.load(std::memory_order_acquire)) throw RegionAborted{};
   }
 }
