@@ -50,6 +50,9 @@ class OutputAssembler:
         """
         assert self.finish_reason is None
         self._last = response
+        if self._is_only_text(response):
+            text = self._detokenizer.append(response.token_ids)
+            return self._record(TokenOutput(text, tuple(response.token_ids), index=self._index))
         text, used = "", 0
         for used, token_id in enumerate(response.token_ids, start=1):
             hidden = (
@@ -81,6 +84,10 @@ class OutputAssembler:
                 index=self._index,
             )
         )
+
+    def _is_only_text(self, response: Response) -> bool:
+        """Nothing can end here, and nothing was asked for but the text: the way of nearly every token."""
+        return not (response.finish_reason is not None or response.logprobs or response.logits or self._sampling.stop)
 
     def cancel(self) -> TokenOutput:
         """End without a last response of the runtime."""
@@ -123,6 +130,7 @@ class OutputAssembler:
     def _record(self, output: TokenOutput) -> TokenOutput:
         self.text += output.text
         self.token_ids += output.token_ids
-        self.logprobs += output.logprobs
-        self.logits += output.logits
+        if output.logprobs or output.logits:
+            self.logprobs += output.logprobs
+            self.logits += output.logits
         return output

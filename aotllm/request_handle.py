@@ -26,6 +26,10 @@ class RequestListener(Protocol):
         """The end: one of the two. Nothing comes after it."""
 
 
+Through = Callable[[TokenOutput], bool]
+"""Takes an output in the call that brings it; False where it cannot"""
+
+
 class SilentListener:
     """Hears nothing."""
 
@@ -45,6 +49,7 @@ class _Waiter:
     """Where the loop runs"""
     future: asyncio.Future[None]
     until_finished: bool
+    through: Through | None = None
 
 
 class OutputStream:
@@ -70,6 +75,8 @@ class OutputStream:
         if result is not None:
             self._listener.on_end(result, None)
         with self._changed:
+            if result is None and len(outputs) == 1 and self._goes_through(outputs[0]):
+                return True
             self._outputs.extend(outputs)
             self._result = result
             return self._wake()
@@ -105,8 +112,8 @@ class OutputStream:
                 future = self._add_waiter(until_finished=False)
             await future
 
-    async def take_all_async(self) -> list[TokenOutput]:
-        """Wait for an output, and take it with all that wait behind it; empty at the end."""
+    async def take_all_async(self, through: Through | None = None) -> list[TokenOutput]:
+        """See `RequestHandle.take_all`."""
         while True:
             with self._changed:
                 if self._outputs:
@@ -116,7 +123,7 @@ class OutputStream:
                 if self.finished:
                     self._pop()
                     return []
-                future = self._add_waiter(until_finished=False)
+                future = self._add_waiter(until_finished=False, through=through)
             await future
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -140,11 +147,20 @@ class OutputStream:
             raise self._error
         return None
 
-    def _add_waiter(self, until_finished: bool) -> asyncio.Future[None]:
+    def _goes_through(self, output: TokenOutput) -> bool:
+        """A consumer that waits on this thread takes it. Who waits has taken all that came before."""
+        if len(self._waiters) != 1:
+            return False
+        waiter = self._waiters[0]
+        if waiter.through is None or waiter.thread != threading.get_ident() or waiter.future.done():
+            return False
+        return waiter.through(output)
+
+    def _add_waiter(self, until_finished: bool, through: Through | None = None) -> asyncio.Future[None]:
         import asyncio  # here: callers without a loop need none of it
 
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop, threading.get_ident(), loop.create_future(), until_finished)
+        waiter = _Waiter(loop, threading.get_ident(), loop.create_future(), until_finished, through)
         self._waiters.append(waiter)
         return waiter.future
 
@@ -243,13 +259,17 @@ class RequestHandle:
             raise StopAsyncIteration
         return output
 
-    async def take_all(self) -> list[TokenOutput]:
+    async def take_all(self, through: Through | None = None) -> list[TokenOutput]:
         """Wait for an output, and take it with all that wait behind it, in order; an empty list at the end.
 
         For consumers that may fall behind: what they read late they can handle at once.
+
+        Args:
+            through: is offered what comes meanwhile, where that is on the thread of this loop: outputs that it takes
+                wake nobody, and are not returned.
         """
         try:
-            return await self._stream.take_all_async()
+            return await self._stream.take_all_async(through)
         except BaseException:  # the task was cancelled; a request that failed has ended, and ignores it
             self.cancel()
             raise

@@ -70,6 +70,7 @@ class RequestInFlight:
         self._stopwatches = [Stopwatch(start) for _ in assemblers]
         self._done: dict[int, SequenceOutput] = {}
         self._keep = keep
+        self._chooses = keep < len(assemblers)
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._waits_for_scores = scores_prompt
         self._held: list[tuple[TokenOutput, bool]] = []
@@ -91,6 +92,8 @@ class RequestInFlight:
         if response.token_ids:
             stopwatch.saw_token()
         output = assembler.add(response)
+        if output.finish_reason is None and not (first or self._waits_for_scores or self._chooses):
+            return News([output])  # nearly every token
         outputs = self._in_order(index, output, first)
         if output.finish_reason is None:
             return self._news(outputs)
@@ -126,18 +129,17 @@ class RequestInFlight:
         self._done[index] = self._assemblers[index].result(timings)
 
     def _news(self, outputs: list[TokenOutput], stopped_early: bool = False) -> News:
-        chooses = self._keep < len(self._assemblers)
         if len(self._done) < len(self._assemblers):
-            return News([] if chooses else outputs, None, stopped_early)
+            return News([] if self._chooses else outputs, None, stopped_early)
         result = self._result()
-        if chooses:
+        if self._chooses:
             outputs = [_whole(answer, result.prompt_logprobs) for answer in result.outputs]
         return News(outputs, result, stopped_early)
 
     def _result(self) -> RequestOutput:
         answers = [self._done[index] for index in sorted(self._done)]
         kept = answers
-        if self._keep < len(answers):
+        if self._chooses:
             best = sorted(answers, key=lambda answer: (-answer.mean_logprob, answer.index))[: self._keep]
             kept = [replace(answer, index=rank) for rank, answer in enumerate(best)]
         return RequestOutput(

@@ -13,6 +13,7 @@ The types are made by llama-quantize from the Q4_1 file that `scripts/get_model.
     batch2 … batch64            llama-batched-bench: prompts of 128 tokens, 128 decoded for each
     server1 server8 server32    llama-server and `aotllm serve`: output tokens/s of so many clients
     load                        seconds of a process that loads the model, computes one token, and ends
+    prefix                      seconds until 8 clients, whose prompts begin with the same 1,024 tokens, have a token
     start                       seconds from the start of a server to its first token
     memory                      MiB (proportional set size) of a server, 8 sequences of 2,048 tokens filled
 
@@ -56,10 +57,10 @@ CELLS = (
     *DEPTHS,
     *(f"batch{size}" for size in BATCHES),
     *(f"server{clients}" for clients in CLIENTS),
-    *("load", "start", "memory"),
+    *("prefix", "load", "start", "memory"),
 )
 DEFAULT_CELLS = "prefill512,decode,batch8,batch64"
-LESS_IS_BETTER = {"load": "s", "start": "s", "memory": "MiB"}
+LESS_IS_BETTER = {"prefix": "s", "load": "s", "start": "s", "memory": "MiB"}
 
 
 @dataclass
@@ -158,7 +159,7 @@ class Comparison:
         if name.startswith("server"):
             clients = int(name.removeprefix("server"))
             return (lambda: servers.their_throughput(clients)), (lambda: servers.our_throughput(clients))
-        if name in ("start", "memory"):
+        if name in ("prefix", "start", "memory"):
             return getattr(servers, f"their_{name}"), getattr(servers, f"our_{name}")
         if name == "load":
             return self._their_load, self._our_load

@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from stream_client import Outcome, post, stream  # noqa: E402
 
 from aotllm.oracle_manager import OracleModel  # noqa: E402
+from aotllm.serving.process.supervisor import ENGINE_PROCESS, FRONT_END  # noqa: E402
 from tests.integration.running_server import RunningServer, running_server  # noqa: E402
 
 ORACLE = "bench_serving:oracle"
@@ -97,8 +98,8 @@ def run_streams(arguments: argparse.Namespace) -> dict[str, Any]:
 
         uvloop.run(load(8))
         groups = {
-            "engine process": server.children("engine_process"),
-            "front ends": server.children("front_end_process"),
+            "engine process": server.children(ENGINE_PROCESS),
+            "front ends": server.children(FRONT_END),
             "client": [os.getpid()],
         }
         before = {name: cpu_seconds(pids) for name, pids in groups.items()}
@@ -231,8 +232,8 @@ class Soak:
 
     def held(self) -> dict[str, Any]:
         """Memory and file descriptors of each process."""
-        pids = {f"front end {i}": pid for i, pid in enumerate(self._server.children("front_end_process"))}
-        (pids["engine process"],) = self._server.children("engine_process")
+        pids = {f"front end {i}": pid for i, pid in enumerate(self._server.children(FRONT_END))}
+        (pids["engine process"],) = self._server.children(ENGINE_PROCESS)
         return {
             name: {"rss_mb": _resident(pid) / 1e6, "fds": len(os.listdir(f"/proc/{pid}/fd"))}
             for name, pid in pids.items()
@@ -267,7 +268,7 @@ def run_soak(arguments: argparse.Namespace) -> dict[str, Any]:
             held = {name: _gauge(metrics, f"aotllm:{name}") for name in GAUGES}
             if not any(held.values()) or time.monotonic() > deadline:
                 break
-        for pid in server.children("front_end_process"):
+        for pid in server.children(FRONT_END):
             os.kill(pid, 10)  # SIGUSR1
         time.sleep(1)
         left = [json.loads(line)["held"] for line in server.log if '"held"' in line]

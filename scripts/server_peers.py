@@ -26,6 +26,8 @@ INPUT_LEN = 128
 MEMORY_SLOTS, MEMORY_LENGTH = 8, 2048
 WORDS = 896
 """Of a prompt that nearly fills a slot: `w7` is two tokens of most vocabularies"""
+PREFIX_CLIENTS, PREFIX_WORDS, END_WORDS = 8, 512, 8
+"""Of prompts that begin with the same 1,024 tokens"""
 
 
 def seconds_of(command: Sequence[str]) -> float:
@@ -103,6 +105,16 @@ class ServerPeers:
         with self._ours(["--max-batch-size", str(MEMORY_SLOTS), "--kv-cache-memory", f"{tokens}tokens"]) as server:
             return self._filled(server)
 
+    def their_prefix(self) -> float:
+        """Seconds until the last of the clients whose prompts begin alike has its first token."""
+        with self._theirs(PREFIX_CLIENTS, MEMORY_LENGTH) as server:
+            return self._first_tokens(server)
+
+    def our_prefix(self) -> float:
+        """As `their_prefix`."""
+        with self._ours([]) as server:
+            return self._first_tokens(server)
+
     def _context(self) -> int:
         """Tokens of a slot: prompts are exact in words, not in tokens."""
         return 2 * (INPUT_LEN + self._output_len)
@@ -131,12 +143,21 @@ class ServerPeers:
         return float(result["output_throughput"])
 
     def _filled(self, server: Running) -> float:
-        prompts = [
-            " ".join(f"w{(number * 7919 + index) % 10}" for index in range(WORDS)) for number in range(MEMORY_SLOTS)
-        ]
-        with ThreadPoolExecutor(MEMORY_SLOTS) as clients:
-            list(clients.map(lambda prompt: server.complete(prompt, 16), prompts))
+        server.complete_all([_words(number, WORDS) for number in range(MEMORY_SLOTS)], 16)
         return server.mebibytes()
+
+    def _first_tokens(self, server: Running) -> float:
+        server.complete("a", 1)  # both are loaded and warm
+        prefix = _words(PREFIX_CLIENTS, PREFIX_WORDS)
+        prompts = [f"{prefix} {_words(number, END_WORDS)}" for number in range(PREFIX_CLIENTS)]
+        begin = time.perf_counter()
+        server.complete_all(prompts, 1)
+        return time.perf_counter() - begin
+
+
+def _words(seed: int, count: int) -> str:
+    """A text that differs by `seed` from its first words on."""
+    return " ".join(f"w{(seed * 7919 + index) % 10}" for index in range(count))
 
 
 class Running:
@@ -179,6 +200,11 @@ class Running:
         status, answer = self._ask("POST", "/v1/completions", json.dumps(body))
         if status != 200:
             raise LlamaCppError(f"{self.name} answers {status}: {answer[:300]!r}")
+
+    def complete_all(self, prompts: Sequence[str], max_tokens: int) -> None:
+        """Completions of all prompts at the same time, to the end of the last one."""
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            list(clients.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
     def mebibytes(self) -> float:
         """Of all its processes; pages that several share count once."""

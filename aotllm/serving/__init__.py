@@ -21,7 +21,7 @@ _HOME = {
     "create_app": "aotllm.serving.app",
     "run_server": "aotllm.serving.server",
 }
-_NEEDED = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "grpc", "google.protobuf", "prometheus_client")
+_NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "msgspec", "grpc", "google.protobuf", "prometheus_client")
 
 
 def check_installed() -> None:

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-import aotllm
-from aotllm.executor import Executor
 from aotllm.serving.admission import TurnstileMiddleware
 from aotllm.serving.api_key import ApiKeyMiddleware
 from aotllm.serving.body_limit import BodyLimitMiddleware
 from aotllm.serving.context import ServingContext
-from aotllm.serving.error_responses import install_handlers
-from aotllm.serving.kserve.http_routes import kserve_routes
-from aotllm.serving.openai.lora_routes import lora_routes
-from aotllm.serving.openai.routes import openai_routes
-from aotllm.serving.openai.tokenize import tokenize_routes
+from aotllm.serving.error_responses import ERROR_HANDLERS
 from aotllm.serving.operations import operations_routes
 from aotllm.serving.options import ServingOptions
-from aotllm.serving.repository import LocalRepository
 from aotllm.serving.request_id import RequestIdMiddleware
-from aotllm.serving.status_page.routes import status_routes
+from aotllm.serving.router import LazyRoutes, Router
 from aotllm.serving.telemetry.http_metrics import HttpMetricsMiddleware
-from aotllm.serving.telemetry.metrics import metrics_routes
 from aotllm.serving.telemetry.serving_telemetry import ServingTelemetry
+
+if TYPE_CHECKING:
+    from aotllm.executor import Executor
 
 _SUBMITTING = ("/v1/", "/v2/models/")
 """Where a POST submits requests"""
 
 
-def create_app(context: ServingContext) -> FastAPI:
+def create_app(context: ServingContext) -> Starlette:
     """An ASGI application with all routes of a server."""
-    app = FastAPI(title="aotllm", version=aotllm.__version__, docs_url=None, redoc_url=None)
-    install_handlers(app)
+    operations, groups = operations_routes(context).routes, _groups(context)
+    app = Starlette(routes=[*operations, *groups], exception_handlers=ERROR_HANDLERS)
+
+    async def get_openapi(_: Request) -> Response:
+        from aotllm.serving.openapi import openapi_document
+
+        return JSONResponse(openapi_document([*operations, *(route for group in groups for route in group.routes)]))
+
+    app.add_route("/openapi.json", get_openapi, ["GET"])
     app.add_middleware(
         TurnstileMiddleware, turnstile=context.turnstile, paths=_SUBMITTING, one_queue=lambda: context.one_queue
     )
@@ -47,18 +51,55 @@ def create_app(context: ServingContext) -> FastAPI:
         _allow_browsers(app, context.options)
     if isinstance(context.telemetry, ServingTelemetry):
         app.add_middleware(HttpMetricsMiddleware, metrics=context.telemetry.metrics)
-    app.include_router(openai_routes(context))
-    app.include_router(tokenize_routes(context))
-    app.include_router(lora_routes(context))
-    app.include_router(kserve_routes(context))
-    app.include_router(operations_routes(context))
-    app.include_router(metrics_routes(context))
-    if context.options.status_page:
-        app.include_router(status_routes(context))
     return app
 
 
-def _allow_browsers(app: FastAPI, options: ServingOptions) -> None:
+def _groups(context: ServingContext) -> list[LazyRoutes]:
+    """The routes of which a server may never be asked, by their first words."""
+
+    def openai() -> Router:
+        from aotllm.serving.openai.routes import openai_routes
+
+        return openai_routes(context)
+
+    def tokenize() -> Router:
+        from aotllm.serving.openai.tokenize import tokenize_routes
+
+        return tokenize_routes(context)
+
+    def lora() -> Router:
+        from aotllm.serving.openai.lora_routes import lora_routes
+
+        return lora_routes(context)
+
+    def kserve() -> Router:
+        from aotllm.serving.kserve.http_routes import kserve_routes
+
+        return kserve_routes(context)
+
+    def metrics() -> Router:
+        from aotllm.serving.telemetry.metrics import metrics_routes
+
+        return metrics_routes(context)
+
+    def status() -> Router:
+        from aotllm.serving.status_page.routes import status_routes
+
+        return status_routes(context)
+
+    groups = [
+        LazyRoutes(("/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"), tokenize),
+        LazyRoutes(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), lora),
+        LazyRoutes(("/v1/",), openai),
+        LazyRoutes(("/v2",), kserve),
+        LazyRoutes(("/metrics",), metrics),
+    ]
+    if context.options.status_page:
+        groups.append(LazyRoutes(("/status", "/"), status))
+    return groups
+
+
+def _allow_browsers(app: Starlette, options: ServingOptions) -> None:
     # The outermost one, so that a browser can also read a refusal, and its preflight needs no key.
     app.add_middleware(
         CORSMiddleware,
@@ -79,10 +120,12 @@ def context_of(executors: Mapping[str, Executor], **options: Any) -> ServingCont
     """
     if not executors:
         raise ValueError("a server needs at least one executor")
+    from aotllm.serving.repository import LocalRepository
+
     serving_options = ServingOptions(**options)
     return ServingContext(LocalRepository(executors), serving_options, ServingTelemetry(serving_options))
 
 
-def app_of(executors: Mapping[str, Executor], **options: Any) -> FastAPI:
+def app_of(executors: Mapping[str, Executor], **options: Any) -> Starlette:
     """An application around executors of this process, for tests and for those who embed it; see `context_of`."""
     return create_app(context_of(executors, **options))

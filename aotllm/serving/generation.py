@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from aotllm.beam_search import BeamSearchParams
 from aotllm.errors import AotllmError, Cancelled, Overloaded
 from aotllm.request import Request, RequestOutput, TokenOutput
-from aotllm.request_handle import RequestHandle
+from aotllm.request_handle import RequestHandle, Through
 from aotllm.request_table import as_internal
 from aotllm.serving.call import Call
 from aotllm.serving.engine import ServingEngine
@@ -68,14 +68,21 @@ def shutting_down() -> Overloaded:
     return Overloaded("the server is shutting down; try again later")
 
 
-async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, TokenOutput], None]:
+async def merged(
+    handles: Sequence[RequestHandle], through: Through | None = None
+) -> AsyncGenerator[tuple[int, TokenOutput], None]:
     """Outputs of all handles as they come, each with the index of its handle. What has come for a sequence while the
     consumer was busy is one output, so that a slow reader costs less, not more. Ends all when one fails or the consumer
-    leaves."""
+    leaves.
+
+    Args:
+        handles: one or more.
+        through: see `RequestHandle.take_all`; only where there is one handle.
+    """
     try:
         if len(handles) == 1:
             # No task and queue in between: this is the way of nearly every token.
-            while outputs := await handles[0].take_all():
+            while outputs := await handles[0].take_all(through):
                 for output in outputs if len(outputs) == 1 else joined(outputs):
                     yield 0, _not_ended_by_us(output)
             return

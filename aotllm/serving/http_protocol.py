@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from aotllm.serving.errors import error_body
+from aotllm.serving.openai.sse import WRITE
 
 MAX_HEAD_BYTES = 64 << 10
 """Longest request line with headers"""
@@ -117,6 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        cycle.scope["extensions"] = {WRITE: partial(write_part, cycle)}
         super()._start_asgi_task(cycle, app)
 
     def _tell_date(self) -> None:
@@ -171,3 +174,12 @@ class HttpProtocol(HttpToolsProtocol):
         if running is None or running.response_complete or not running.response_started:  # else amid an answer
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def write_part(cycle: Any, part: bytes) -> bool:
+    """Write a part of an answer in chunks, whose head has been sent; the same bytes as by the cycle's `send`. False
+    where that has to wait for the client, or finds that it has gone."""
+    if not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Response
+from starlette.responses import Response
 
 import aotllm
 from aotllm.errors import AotllmError
@@ -13,29 +13,29 @@ from aotllm.request import Request
 from aotllm.sampling_params import SamplingParams
 from aotllm.serving.context import ServingContext
 from aotllm.serving.engine import ServingEngine
+from aotllm.serving.router import Query, Router
 
 PROBE_SECONDS = 30.0
 """Longest that a probe waits for its token: behind a batch of long prompts it takes a while, too"""
 
 
-def operations_routes(context: ServingContext) -> APIRouter:
+def operations_routes(context: ServingContext) -> Router:
     """Open to everybody, whether or not there are API keys."""
-    router = APIRouter()
+    router = Router()
     probe = Probe(context)
 
-    @router.get("/health", response_model=None)
-    async def get_health(deep: str | None = None) -> Response:
+    @router.get("/health", queries=(Query("deep", str, None, "Generate a token, too."),))
+    async def get_health(deep: str | None) -> Response:
         if deep is not None and deep.lower() not in ("0", "false"):
             return Response(status_code=200 if await probe.generates() else 503)
         return Response(status_code=200 if context.alive else 503)
 
-    @router.get("/health_generate", response_model=None)
+    @router.get("/health_generate")
     async def get_health_generate() -> Response:
         return Response(status_code=200 if await probe.generates() else 503)
 
     # SageMaker's name for it.
-    @router.get("/ping", response_model=None, operation_id="get_ping")
-    @router.post("/ping", response_model=None, operation_id="post_ping")
+    @router.route("/ping", ("GET", "POST"))
     async def ping() -> Response:
         return Response(status_code=200 if context.alive else 503)
 

@@ -75,13 +75,13 @@ class RunningServer:
         self._reader.join()
         return code
 
-    def children(self, module: str) -> list[int]:
-        """Pids of its processes that run a module: `engine_process` or `front_end_process`."""
+    def children(self, name: str = "") -> list[int]:
+        """Pids of its processes of a name, `supervisor.ENGINE_PROCESS` or `FRONT_END`; by default of all."""
         pids = []
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             for pid in (task / "children").read_text().split():
                 with contextlib.suppress(OSError):  # it has just ended
-                    if module in Path(f"/proc/{pid}/cmdline").read_text():
+                    if name in Path(f"/proc/{pid}/comm").read_text():
                         pids.append(int(pid))
         return pids
 

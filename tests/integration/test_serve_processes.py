@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from aotllm.engines import Engine
+from aotllm.serving.process.supervisor import ENGINE_PROCESS, FRONT_END
 from tests.integration.running_server import ROOT, RunningServer, running_server
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
@@ -57,14 +58,14 @@ class Stream:
 def test_a_front_end_that_dies_takes_its_own_connections_only(engine: Path):
     with running_server(engine, frontends=2, drain_timeout=1) as server:
         streams = [Stream(server, {**LONG, "max_tokens": 100}) for _ in range(12)]
-        os.kill(server.children("front_end_process")[0], signal.SIGKILL)
+        os.kill(server.children(FRONT_END)[0], signal.SIGKILL)
         ends = [stream.end()[-1] for stream in streams]
         faults = [stream.fault for stream in streams]
         # The kernel spreads connections, so either front end has had some.
         assert {end == "data: [DONE]" for end in ends} == {True, False}
         assert all((end == "data: [DONE]") == (fault is None) for end, fault in zip(ends, faults, strict=True))
         server.wait_for_status("/health", 200)
-        while len(server.children("front_end_process")) < 2:
+        while len(server.children(FRONT_END)) < 2:
             assert server.status("/health") in (0, 200)
         assert any("front end" in line and "signal 9" in line for line in server.log)
         assert server.stop() == 0
@@ -73,7 +74,7 @@ def test_a_front_end_that_dies_takes_its_own_connections_only(engine: Path):
 def test_an_engine_process_that_dies_ends_streams_with_an_error_and_the_server(engine: Path):
     with running_server(engine, frontends=2) as server:
         stream = Stream(server)
-        (pid,) = server.children("engine_process")
+        (pid,) = server.children(ENGINE_PROCESS)
         os.kill(pid, signal.SIGKILL)
         *_, error, done = stream.end()
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == 503
@@ -91,7 +92,7 @@ def test_streams_that_nobody_ends_do_not_delay_the_end_after_that(engine: Path):
     with running_server(engine, drain_timeout=3600) as server:
         client = tritonclient.grpc.InferenceServerClient(server.grpc)
         client.start_stream(lambda result, error: None)
-        (pid,) = server.children("engine_process")
+        (pid,) = server.children(ENGINE_PROCESS)
         os.kill(pid, signal.SIGKILL)
         assert server.wait() == 1
         client.stop_stream(cancel_requests=True)
@@ -100,7 +101,7 @@ def test_streams_that_nobody_ends_do_not_delay_the_end_after_that(engine: Path):
 def test_a_supervisor_that_dies_takes_all_along(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     server = RunningServer(engine, frontends=2)
-    pids = server.children("_process")
+    pids = server.children()
     assert len(pids) == 3
     server.stop(signal.SIGKILL)
     server.wait_for_status("/health", 0)
@@ -187,7 +188,7 @@ def test_as_many_open_files_as_the_system_allows(engine: Path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         with running_server(engine) as server:
-            for pid in (server.pid, *server.children("_process")):
+            for pid in (server.pid, *server.children()):
                 assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

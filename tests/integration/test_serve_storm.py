@@ -22,6 +22,7 @@ import pytest
 import tritonclient.grpc.aio as triton
 
 from aotllm.engines import Engine
+from aotllm.serving.process.supervisor import FRONT_END
 from tests.integration.letters_oracle import FACTORY, letters
 from tests.integration.running_server import ROOT, RunningServer, running_server
 
@@ -141,7 +142,7 @@ def gauges(server: RunningServer) -> dict[str, float]:
 
 def held(server: RunningServer) -> dict[int, dict[str, int]]:
     """What each front end says it holds, by its pid."""
-    pids = server.children("front_end_process")
+    pids = server.children(FRONT_END)
     seen = len(server.log)
     for pid in pids:
         os.kill(pid, signal.SIGUSR1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from aotllm.errors import AotllmError, InvalidRequest
 from aotllm.serving.context import ServingContext
@@ -20,51 +19,49 @@ from aotllm.serving.kserve.generate import generate
 from aotllm.serving.kserve.inference import Inference
 from aotllm.serving.kserve.model_control import ModelControl
 from aotllm.serving.kserve.rpcs import NO_CUDA_MEMORY, NO_LOG_SETTINGS, NO_TRACE_SETTING, model_ready, server_live
+from aotllm.serving.router import Call, Router
 
 _MODEL = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
 """A version in the URL comes first: names may hold slashes"""
 
 
-class _Route(APIRoute):
+def _with_tritons_errors(call: Call) -> Call:
     """Errors have Triton's form here: `{"error": "…"}`."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
+    async def handle(request: Request) -> Response:
+        try:
+            return await call(request)
+        except AotllmError as error:
+            headers = openai_response_of(error).headers
+            retry = {"Retry-After": headers["retry-after"]} if "retry-after" in headers else None
+            return JSONResponse({"error": sentence(error)}, error.http_status, retry)
+        except HTTPException as error:
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        except Exception as error:
+            told = fault(error, f"{request.method} {request.url.path}")
+            return JSONResponse({"error": told.message}, told.http_status)
 
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except AotllmError as error:
-                headers = openai_response_of(error).headers
-                retry = {"Retry-After": headers["retry-after"]} if "retry-after" in headers else None
-                return JSONResponse({"error": sentence(error)}, error.http_status, retry)
-            except HTTPException as error:
-                return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-            except Exception as error:
-                told = fault(error, f"{request.method} {request.url.path}")
-                return JSONResponse({"error": told.message}, told.http_status)
-
-        return handle
+    return handle
 
 
-def kserve_routes(context: ServingContext) -> APIRouter:
+def kserve_routes(context: ServingContext) -> Router:
     """All routes below /v2. They are not in the OpenAPI document, which could say of their bodies only that they are
     JSON: `/v2/models/NAME/config` tells what a model takes."""
     inference = Inference.of(context)
-    router = APIRouter(route_class=_Route, include_in_schema=False)
+    router = Router(wrap=_with_tritons_errors, in_schema=False)
     _add_server_routes(router, inference)
     _add_repository_routes(router, inference)
     _add_shared_memory_routes(router, inference)
     _add_model_routes(router, inference)
 
-    @router.api_route("/v2/{path:path}", methods=["GET", "POST"])
+    @router.route("/v2/{path:path}", ("GET", "POST"))
     async def get_nothing(path: str, client: Request) -> Response:
         raise HTTPException(404, f"there is no {client.method} /v2/{path[:200]}")
 
     return router
 
 
-def _add_server_routes(router: APIRouter, inference: Inference) -> None:
+def _add_server_routes(router: Router, inference: Inference) -> None:
     context = inference.context
 
     @router.get("/v2/health/live")
@@ -75,25 +72,25 @@ def _add_server_routes(router: APIRouter, inference: Inference) -> None:
     async def get_ready() -> Response:
         return _health(context.ready)
 
-    @router.get("/v2", response_model=None)
-    @router.get("/v2/", response_model=None)
+    @router.get("/v2")
+    @router.get("/v2/")
     async def get_server() -> dict[str, Any]:
         return server_metadata()
 
-    @router.api_route("/v2/logging", methods=["GET", "POST"])
+    @router.route("/v2/logging", ("GET", "POST"))
     async def log_settings() -> Response:
         raise NotImplementedHere(NO_LOG_SETTINGS)
 
-    @router.api_route("/v2/trace/setting", methods=["GET", "POST"])
+    @router.route("/v2/trace/setting", ("GET", "POST"))
     async def trace_setting() -> Response:
         raise NotImplementedHere(NO_TRACE_SETTING)
 
 
-def _add_repository_routes(router: APIRouter, inference: Inference) -> None:
+def _add_repository_routes(router: Router, inference: Inference) -> None:
     control = ModelControl(inference)
     limit = inference.context.options.max_body_bytes
 
-    @router.post("/v2/repository/index", response_model=None)
+    @router.post("/v2/repository/index")
     async def post_index(client: Request) -> list[dict[str, Any]]:
         body = http_codec.json_object(await _body(client, limit))
         ready = body.get("ready", False)
@@ -112,20 +109,20 @@ def _add_repository_routes(router: APIRouter, inference: Inference) -> None:
         await control.unload(model, "")
         return Response()
 
-    @router.get("/v2/models/stats", response_model=None)
+    @router.get("/v2/models/stats")
     async def get_all_statistics() -> dict[str, Any]:
         return await control.statistics()
 
 
-def _add_shared_memory_routes(router: APIRouter, inference: Inference) -> None:
+def _add_shared_memory_routes(router: Router, inference: Inference) -> None:
     shared_memory = inference.shared_memory
     limit = inference.context.options.max_body_bytes
 
-    @router.get("/v2/systemsharedmemory/status", response_model=None)
+    @router.get("/v2/systemsharedmemory/status")
     async def get_regions() -> list[dict[str, Any]]:
         return list(shared_memory.regions().values())
 
-    @router.get("/v2/systemsharedmemory/region/{name:path}/status", response_model=None)
+    @router.get("/v2/systemsharedmemory/region/{name:path}/status")
     async def get_region(name: str) -> list[dict[str, Any]]:
         return list(shared_memory.regions(name).values())
 
@@ -145,7 +142,7 @@ def _add_shared_memory_routes(router: APIRouter, inference: Inference) -> None:
         await shared_memory.unregister(name)
         return Response()
 
-    @router.get("/v2/cudasharedmemory/status", response_model=None)
+    @router.get("/v2/cudasharedmemory/status")
     async def get_cuda_regions() -> list[dict[str, Any]]:
         return []
 
@@ -158,7 +155,7 @@ def _add_shared_memory_routes(router: APIRouter, inference: Inference) -> None:
         raise NotImplementedHere(NO_CUDA_MEMORY)
 
 
-def _add_model_routes(router: APIRouter, inference: Inference) -> None:
+def _add_model_routes(router: Router, inference: Inference) -> None:
     context = inference.context
     control = ModelControl(inference)
     limit = context.options.max_body_bytes
@@ -211,7 +208,7 @@ def _add_model_routes(router: APIRouter, inference: Inference) -> None:
     ]
     for method, suffix, endpoint in routes:
         for prefix in _MODEL:
-            router.add_api_route(prefix + suffix, endpoint, methods=[method], response_model=None)
+            router.route(prefix + suffix, (method,))(endpoint)
 
 
 def _health(well: bool) -> Response:

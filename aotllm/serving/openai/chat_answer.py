@@ -15,7 +15,7 @@ from aotllm.serving.openai.finish import finish_fields
 from aotllm.serving.openai.logprobs import chat_logprobs, prompt_logprobs
 from aotllm.serving.openai.message_reader import MessageForm, MessageReader, delta, message_fields
 from aotllm.serving.openai.protocol import ChatCompletionRequest
-from aotllm.serving.openai.sse import TEXT, Chunk, TextEvent
+from aotllm.serving.openai.sse import TEXT, Chunk, Shortcut, TextEvent
 from aotllm.serving.openai.usage import usage, usage_of
 
 
@@ -69,7 +69,7 @@ class ChatAnswer:
             **end,
         }
 
-    async def chunks(self, handle: RequestHandle) -> AsyncIterator[Chunk]:
+    async def chunks(self, handle: RequestHandle, shortcut: Shortcut) -> AsyncIterator[Chunk]:
         """`chat.completion.chunk` objects: role with the first token, text, finish reason; usage where asked for."""
         options = self._body.stream_options
         count = 0
@@ -84,7 +84,16 @@ class ChatAnswer:
         plain = self._form.plain
         readers: dict[int, MessageReader | None] = {}
         text_events: dict[int, TextEvent] = {}
-        async for _, output in merged([handle]):
+
+        def only_text(output: TokenOutput) -> bool:
+            return plain and not (output.logprobs or continuous)
+
+        def through(output: TokenOutput) -> bool:
+            if output.index not in readers or output.finish_reason is not None or not only_text(output):
+                return False
+            return not output.text or shortcut(text_events[output.index](output.text))
+
+        async for _, output in merged([handle], through):
             index = output.index
             count += len(output.token_ids)
             if index not in readers:
@@ -98,7 +107,7 @@ class ChatAnswer:
                 for change, fields in self._read(output, reader):
                     yield chunk(index, change, **fields)
             else:
-                if output.text and not (output.logprobs or continuous):
+                if output.text and only_text(output):
                     yield text_events[index](output.text)
                 elif output.text or output.logprobs:
                     yield chunk(index, {"content": output.text}, logprobs=self._logprobs(output.logprobs))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from aotllm.serving.context import ServingContext
 from aotllm.serving.generation import beam_results, results, submit_all
 from aotllm.serving.openai.chat_answer import ChatAnswer
 from aotllm.serving.openai.chat_request import ChatRequest
 from aotllm.serving.openai.protocol import ChatCompletionRequest
-from aotllm.serving.openai.sse import event_stream
+from aotllm.serving.openai.sse import Shortcut, event_stream
 
 
 async def chat_completions(context: ServingContext, body: ChatCompletionRequest, client: HttpRequest) -> Response:
@@ -25,5 +25,6 @@ async def chat_completions(context: ServingContext, body: ChatCompletionRequest,
         return JSONResponse(answer.whole(*await beam_results(engine, [chat.request], beams, client, call)))
     (handle,) = await submit_all(engine, [chat.request], call)
     if body.stream:
-        return event_stream(answer.chunks(handle))
+        shortcut = Shortcut()
+        return event_stream(answer.chunks(handle, shortcut), shortcut)
     return JSONResponse(answer.whole(*await results([handle], client)))

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from aotllm.request import Request, RequestOutput, SequenceOutput, TokenLogprob, TokenOutput
 from aotllm.request_handle import RequestHandle
@@ -20,7 +20,7 @@ from aotllm.serving.generation import beam_results, merged, results, submit_all
 from aotllm.serving.openai.finish import finish_fields
 from aotllm.serving.openai.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, token_text
 from aotllm.serving.openai.protocol import CompletionRequest
-from aotllm.serving.openai.sse import TEXT, Chunk, TextEvent, event_stream
+from aotllm.serving.openai.sse import TEXT, Chunk, Shortcut, TextEvent, event_stream
 from aotllm.serving.openai.usage import usage, usage_of
 
 DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
@@ -58,7 +58,8 @@ async def completions(context: ServingContext, body: CompletionRequest, client: 
         return JSONResponse(answer.whole(await beam_results(engine, requests, beams, client, call)))
     handles = await submit_all(engine, requests, call)
     if body.stream:
-        return event_stream(answer.chunks(handles))
+        shortcut = Shortcut()
+        return event_stream(answer.chunks(handles, shortcut), shortcut)
     return JSONResponse(answer.whole(await results(handles, client)))
 
 
@@ -96,7 +97,7 @@ class _Completion:
                 choices.append(self._choice(index, start.text + output.text, output, logprobs, start) | scored)
         return {**self._head, "choices": choices, "usage": usage_of(results)}
 
-    async def chunks(self, handles: Sequence[RequestHandle]) -> AsyncIterator[Chunk]:
+    async def chunks(self, handles: Sequence[RequestHandle], shortcut: Shortcut) -> AsyncIterator[Chunk]:
         """`text_completion` objects with text pieces; the last one of a choice has its finish reason."""
         options = self._body.stream_options
         continuous = options is not None and options.continuous_usage_stats
@@ -105,7 +106,16 @@ class _Completion:
         count = 0
         ends: dict[int, int] = {}  # choice -> where its text ends, in characters of its tokens
         text_events: dict[int, TextEvent] = {}
-        async with aclosing(merged(handles)) as outputs:
+
+        def only_text(index: int, output: TokenOutput) -> bool:
+            """Nothing but the text differs from the event before."""
+            return plain and index in text_events and output.finish_reason is None and not output.logprobs
+
+        def through(output: TokenOutput) -> bool:
+            index = output.index
+            return only_text(index, output) and (not output.text or shortcut(text_events[index](output.text)))
+
+        async with aclosing(merged(handles, through)) as outputs:
             async for prompt, output in outputs:
                 index, start = prompt * self._n + output.index, None
                 output = _blank(output) if self._body.scores_only else output
@@ -114,7 +124,7 @@ class _Completion:
                     start = self._start(prompt, handles[prompt].prompt_token_ids, output.prompt_logprobs)
                     ends[index] = len(start.text)
                     text_events[index] = TextEvent(self._chunk(self._choice(index, TEXT, _NO_OUTPUT, None, None)))
-                elif plain and output.finish_reason is None and not output.logprobs:
+                elif only_text(index, output):
                     if output.text:
                         yield text_events[index](output.text)
                     continue

@@ -9,9 +9,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from aotllm.embedding import EmbeddingOutput, normalized
 from aotllm.errors import InvalidRequest

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse, Response
 
 from aotllm.errors import AotllmError, InvalidRequest
 from aotllm.serving.context import ServingContext
 from aotllm.serving.errors import ModelNotFound
+from aotllm.serving.router import Router
 
 
 class AdaptersAreFixed(AotllmError):
@@ -37,9 +37,9 @@ class UnloadAdapterRequest(BaseModel):
     lora_name: str
 
 
-def lora_routes(context: ServingContext) -> APIRouter:
+def lora_routes(context: ServingContext) -> Router:
     """They refuse everything unless `ServingOptions.allow_runtime_lora` is set: they read the server's files."""
-    router = APIRouter()
+    router = Router()
 
     def check_allowed() -> None:
         if not context.options.allow_runtime_lora:
@@ -47,8 +47,8 @@ def lora_routes(context: ServingContext) -> APIRouter:
                 "this server does not load or unload adapters at run time; start it with --allow-runtime-lora"
             )
 
-    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
-    async def post_load(body: LoadAdapterRequest) -> str:
+    @router.post("/v1/load_lora_adapter", body=f"{__name__}:LoadAdapterRequest")
+    async def post_load(body: LoadAdapterRequest) -> Response:
         check_allowed()
         base = context.models.get(body.base_model_name)
         if base.parent is not None:
@@ -61,10 +61,10 @@ def lora_routes(context: ServingContext) -> APIRouter:
             await base.engine.load_lora_async(body.lora_name, body.lora_path)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, "lora_name" if error.param == "adapter" else "lora_path") from error
-        return f"Success: LoRA adapter '{body.lora_name}' added successfully."
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
-    async def post_unload(body: UnloadAdapterRequest) -> str:
+    @router.post("/v1/unload_lora_adapter", body=f"{__name__}:UnloadAdapterRequest")
+    async def post_unload(body: UnloadAdapterRequest) -> Response:
         check_allowed()
         try:
             served = context.models.get(body.lora_name)
@@ -74,7 +74,7 @@ def lora_routes(context: ServingContext) -> APIRouter:
         if served.adapter is None:
             raise InvalidRequest(f"lora_name {body.lora_name!r:.80} is a model, not an adapter", "lora_name")
         await served.engine.unload_lora_async(served.adapter)
-        return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     return router
 

@@ -35,7 +35,7 @@ class StreamOptions(BaseModel):
 
 
 class _Common(StructuredFields):
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", defer_build=True)
 
     model: str | None = None
     max_tokens: int | None = Field(None, description="Most tokens per answer.")

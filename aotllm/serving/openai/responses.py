@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from aotllm.errors import AotllmError, Internal, Overloaded
 from aotllm.request import Request, RequestOutput, TokenLogprob

@@ -61,10 +61,36 @@ class TextEvent:
         return self._before + _encode(text) + self._after
 
 
-def event_stream(chunks: AsyncIterator[Chunk]) -> Response:
+WRITE = "aotllm.write"
+"""Key among the extensions of a request's scope: `(part) -> bool`, which writes a part of the answer's body at once, as
+far as the client keeps up (`HttpProtocol`)"""
+
+
+class Shortcut:
+    """Takes an event to its client in the call that brings its text. The way through the stream's task and the layers
+    of the application takes longer than all the rest that is done for a token."""
+
+    def __init__(self) -> None:
+        self._write: Callable[[bytes], bool] | None = None
+
+    def open(self, scope: Scope) -> None:
+        """The head of the answer has been sent; from now on events can be taken, if the server offers it."""
+        self._write = scope.get("extensions", {}).get(WRITE)
+
+    def __call__(self, ready_event: bytes) -> bool:
+        """False where the event has to take the long way."""
+        return self._write is not None and self._write(ready_event)
+
+
+def event_stream(chunks: AsyncIterator[Chunk], shortcut: Shortcut | None = None) -> Response:
     """A response that sends each chunk as an event. A failure becomes an event of its own: the status is sent long
-    since. [DONE] comes in any case, unless the client has left."""
-    return EventStreamResponse(chunks, lambda error: event(body_of(error)), DONE)
+    since. [DONE] comes in any case, unless the client has left.
+
+    Args:
+        chunks: as of `EventStreamResponse`.
+        shortcut: by which other events come, while the chunks wait for something to send.
+    """
+    return EventStreamResponse(chunks, lambda error: event(body_of(error)), DONE, shortcut)
 
 
 class EventStreamResponse(Response):
@@ -74,10 +100,15 @@ class EventStreamResponse(Response):
         chunks: values of events, or events.
         on_error: failure -> the event that tells of it.
         end: sent at the end, also after a failure.
+        shortcut: see `event_stream`.
     """
 
     def __init__(
-        self, chunks: AsyncIterator[Chunk], on_error: Callable[[AotllmError], bytes], end: bytes = b""
+        self,
+        chunks: AsyncIterator[Chunk],
+        on_error: Callable[[AotllmError], bytes],
+        end: bytes = b"",
+        shortcut: Shortcut | None = None,
     ) -> None:
         self.status_code = 200
         self.media_type = "text/event-stream"
@@ -86,10 +117,11 @@ class EventStreamResponse(Response):
         self._chunks = chunks
         self._on_error = on_error
         self._end = end
+        self._shortcut = shortcut
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entrance."""
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(scope, send))
         watching = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((sending, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -101,8 +133,10 @@ class EventStreamResponse(Response):
             with suppress(asyncio.CancelledError, Exception):
                 await sending
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if self._shortcut is not None:
+            self._shortcut.open(scope)
         try:
             async for chunk in self._chunks:
                 body = chunk if isinstance(chunk, bytes) else event(chunk)

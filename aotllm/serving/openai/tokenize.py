@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from aotllm.errors import InvalidRequest
 from aotllm.serving.context import ServingContext
 from aotllm.serving.engine import ServingEngine
 from aotllm.serving.openai.logprobs import token_text
+from aotllm.serving.router import Router
 from aotllm.tokenization import Tokenizer
 
 
@@ -98,19 +98,22 @@ class DetokenizeRequest(_Body):
     tokens: list[int] = Field(description="Token ids.")
 
 
-def tokenize_routes(context: ServingContext) -> APIRouter:
+_TOKENIZE, _DETOKENIZE = f"{__name__}:TokenizeRequest", f"{__name__}:DetokenizeRequest"
+
+
+def tokenize_routes(context: ServingContext) -> Router:
     """Also under /v1, where some clients look for them."""
-    router = APIRouter()
+    router = Router()
 
     # Texts may be long, and the library works without the GIL: not on the event loop.
-    @router.post("/tokenize")
-    @router.post("/v1/tokenize")
+    @router.post("/tokenize", body=_TOKENIZE)
+    @router.post("/v1/tokenize", body=_TOKENIZE)
     async def post_tokenize(body: TokenizeRequest) -> dict[str, Any]:
         engine = context.models.get(body.model).engine
         return await asyncio.to_thread(_tokenize, engine, body)
 
-    @router.post("/detokenize")
-    @router.post("/v1/detokenize")
+    @router.post("/detokenize", body=_DETOKENIZE)
+    @router.post("/v1/detokenize", body=_DETOKENIZE)
     async def post_detokenize(body: DetokenizeRequest) -> dict[str, Any]:
         engine = context.models.get(body.model).engine
         return await asyncio.to_thread(_detokenize, engine, body.tokens)

@@ -1,12 +1,11 @@
-"""What the processes under a supervisor have in common: their arguments, how they report, how they end."""
+"""What the processes under a supervisor have in common: what they are given, how they report, how they end."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import signal
+import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,27 +22,20 @@ class Child:
     Attributes:
         plan: what to do.
         report: file descriptor to which one line is written, when it is ready or has failed to start.
-        sockets: inherited listening sockets, by what they are for.
+        sockets: listening sockets, by what they are for.
     """
 
     plan: ServePlan
     report: int
-    sockets: dict[str, int]
+    sockets: dict[str, socket.socket]
 
-    @classmethod
-    def start(cls) -> Child:
-        """Read the command line. From now on the process ends with its supervisor, and only the supervisor hears
-        Ctrl-C."""
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--plan-fd", type=int, required=True)
-        parser.add_argument("--report-fd", type=int, required=True)
-        parser.add_argument("--lifeline-fd", type=int, required=True)
-        parser.add_argument("--sockets", type=json.loads, default={})
-        arguments = parser.parse_args()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        plan = ServePlan.from_file(arguments.plan_fd)
-        threading.Thread(target=_end_with, args=(arguments.lifeline_fd, plan), daemon=True).start()
-        return cls(plan, arguments.report_fd, arguments.sockets)
+    def end_with(self, lifeline: int) -> None:
+        """Let the process end with its supervisor.
+
+        Args:
+            lifeline: end of a pipe whose other end is the supervisor's alone.
+        """
+        threading.Thread(target=_end_with, args=(lifeline, self.plan), daemon=True).start()
 
     def ready(self, **facts: Any) -> None:
         """Tell the supervisor."""

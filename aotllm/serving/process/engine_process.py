@@ -1,10 +1,9 @@
-"""The engine process: `python -m aotllm.serving.process.engine_process`, started by the supervisor."""
+"""The engine process: `main`, which the supervisor runs in a process below it."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 
 from aotllm.serving.process.child import Child
 from aotllm.serving.process.engine_server import EngineServer
@@ -15,7 +14,7 @@ async def _run(child: Child) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     try:
         server = EngineServer(child.plan)
-        listener = await server.listen(child.plan.socket_path)
+        listener = await server.listen(child.sockets["engine"])
         await server.start()
     except Exception as error:
         child.failed(error)
@@ -27,10 +26,6 @@ async def _run(child: Child) -> int:
     return 0
 
 
-def main() -> int:
+def main(child: Child) -> int:
     """Run until SIGTERM; returns the exit code."""
-    return asyncio.run(_run(Child.start()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return asyncio.run(_run(child))

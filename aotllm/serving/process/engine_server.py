@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,13 @@ class EngineServer:
             "gather": self._gather,
         }
 
-    async def listen(self, path: str) -> asyncio.Server:
-        """Take connections of front ends; they learn the state at once, and again whenever it changes."""
-        return await asyncio.get_running_loop().create_unix_server(lambda: FrontEndConnection(self), path)
+    async def listen(self, sock: socket.socket) -> asyncio.Server:
+        """Take connections of front ends; they learn the state at once, and again whenever it changes.
+
+        Args:
+            sock: a Unix socket that is bound.
+        """
+        return await asyncio.get_running_loop().create_unix_server(lambda: FrontEndConnection(self), sock=sock)
 
     async def start(self) -> None:
         """Load all engines. Raises what loading raises."""

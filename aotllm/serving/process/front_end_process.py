@@ -1,4 +1,4 @@
-"""A front end: `python -m aotllm.serving.process.front_end_process`, started by the supervisor."""
+"""A front end: `main`, which the supervisor runs in a process below it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import json
 import logging
 import os
 import signal
-import socket
-import sys
 
 from aotllm.serving.context import ServingContext
 from aotllm.serving.front_end import Listeners, serve_clients
 from aotllm.serving.process.child import Child
 from aotllm.serving.process.remote_repository import RemotePeers, RemoteRepository, RemoteTable
-from aotllm.serving.telemetry.request_log import configure_logging
+from aotllm.serving.telemetry.request_log import LOGGER, configure_logging
 from aotllm.serving.telemetry.serving_telemetry import ServingTelemetry
 
 
@@ -33,8 +31,7 @@ async def _run(child: Child) -> int:
         responses=RemoteTable(repository, "responses"),
         peers=RemotePeers(repository),
     )
-    sockets = {name: socket.socket(fileno=descriptor) for name, descriptor in child.sockets.items()}
-    listeners = Listeners(sockets["http"], sockets.get("metrics"), plan.grpc_address)
+    listeners = Listeners(child.sockets["http"], child.sockets.get("metrics"), plan.grpc_address)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell_what_is_held, repository)
     reporting: list[asyncio.Task[None]] = []
 
@@ -64,17 +61,12 @@ def _tell_what_is_held(repository: RemoteRepository) -> None:
         "tasks": len(asyncio.all_tasks()),
         "file_descriptors": len(os.listdir("/proc/self/fd")),
     }
-    logging.getLogger(__name__).warning(json.dumps({"held": held}))
+    logging.getLogger(f"{LOGGER}.held").warning(json.dumps({"held": held}))
 
 
-def main() -> int:
+def main(child: Child) -> int:
     """Run until SIGTERM; returns the exit code."""
-    child = Child.start()
     configure_logging(child.plan.serving_options().log_level)
     import uvloop
 
     return uvloop.run(_run(child))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

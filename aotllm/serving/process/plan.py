@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from aotllm.executor_config import ExecutorConfig
@@ -70,18 +68,3 @@ class ServePlan:
         factory = getattr(importlib.import_module(module), name)
         made: ManagerFactory = factory() if isinstance(factory, type) else factory
         return made
-
-    def to_file(self) -> int:
-        """A file without name that a child process inherits, so that keys show in no process list."""
-        descriptor = os.memfd_create("aotllm-plan")
-        with os.fdopen(os.dup(descriptor), "w") as file:
-            json.dump(asdict(self), file)
-        os.set_inheritable(descriptor, True)
-        return descriptor
-
-    @classmethod
-    def from_file(cls, descriptor: int) -> ServePlan:
-        """The inverse of `to_file`, in the child."""
-        with os.fdopen(descriptor) as file:
-            file.seek(0)
-            return cls(**json.load(file))

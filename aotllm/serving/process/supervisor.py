@@ -9,16 +9,18 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from aotllm.errors import AotllmError, Internal
 from aotllm.kv_memory import KvMemory
+from aotllm.serving.process.child import Child
 from aotllm.serving.process.failures import error_of
+from aotllm.serving.process.forked import ForkedProcess
 from aotllm.serving.process.messages import Failure
 from aotllm.serving.process.plain import namespace
 from aotllm.serving.process.plan import ServePlan
@@ -28,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 Ready = Callable[[dict[str, str], dict[str, KvMemory]], None]
 
-ENGINE_MODULE = "aotllm.serving.process.engine_process"
-FRONT_END_MODULE = "aotllm.serving.process.front_end_process"
+ENGINE_PROCESS, FRONT_END = "aotllm-engine", "aotllm-frontend"
+"""Names of the processes, as `ps -o comm` shows them"""
 
 _LAST_WORDS_SECONDS = 5.0
 """How long front ends go on saying that the engine process has died, before the server ends"""
@@ -43,7 +45,7 @@ _RESTART_SECONDS = 0.5
 
 @dataclass
 class _Process:
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     report: asyncio.Task[dict[str, Any]]
 
     async def ready(self) -> dict[str, Any]:
@@ -56,8 +58,7 @@ class _Process:
 
     async def end(self, number: signal.Signals, seconds: float) -> None:
         """Ask it to end, and kill it when it does not."""
-        if self.process.returncode is None:
-            self.process.send_signal(number)
+        self.process.send_signal(number)
         try:
             await asyncio.wait_for(self.process.wait(), seconds)
         except asyncio.TimeoutError:
@@ -81,7 +82,6 @@ class Supervisor:
         self._plan = replace(plan, socket_path=_socket_in(self._folder))
         (self._folder / "metrics").mkdir()
         self._lifeline_child, self._lifeline = os.pipe()
-        os.set_inheritable(self._lifeline_child, True)
         self._sockets: dict[str, list[socket.socket]] = {}
         self._front_ends: dict[int, _Process] = {}
         self._received: list[signal.Signals] = []
@@ -99,9 +99,11 @@ class Supervisor:
         drain = self._plan.drain_timeout
         try:
             self._reserve_ports()
-            engine = await self._start(ENGINE_MODULE, {})
+            # Front ends first, which take longer: they connect before the engine process accepts.
             for index in range(self._plan.frontends):
                 self._front_ends[index] = await self._start_front_end(index)
+            with self._sockets.pop("engine")[0] as sock:
+                engine = await self._start(ENGINE_PROCESS, _engine_main, {"engine": sock})
             if await self._until(stop, self._all_ready(engine)):
                 await self._watch(engine, stop)
         except Internal:
@@ -159,34 +161,38 @@ class Supervisor:
         await asyncio.gather(*(p.end(signal.SIGTERM, drain + _KILL_SECONDS) for p in self._front_ends.values()))
 
     async def _start_front_end(self, index: int) -> _Process:
-        sockets = {name: socks[index] for name, socks in self._sockets.items() if name != "grpc"}
-        return await self._start(FRONT_END_MODULE, sockets)
+        sockets = {name: socks[index] for name, socks in self._sockets.items() if name in ("http", "metrics")}
+        return await self._start(FRONT_END, _front_end_main, sockets)
 
-    async def _start(self, module: str, sockets: dict[str, socket.socket]) -> _Process:
+    async def _start(self, name: str, main: Callable[[Child], int], sockets: dict[str, socket.socket]) -> _Process:
         report_read, report_write = os.pipe()
-        plan = self._plan.to_file()
-        descriptors = {name: sock.fileno() for name, sock in sockets.items()}
-        arguments = {"--plan-fd": plan, "--report-fd": report_write, "--lifeline-fd": self._lifeline_child}
+
+        def run() -> int:  # in the child
+            os.close(report_read)
+            os.close(self._lifeline)
+            for inherited in chain.from_iterable(self._sockets.values()):
+                if inherited not in sockets.values():
+                    inherited.close()
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self._folder / "metrics")
+            child = Child(self._plan, report_write, sockets)
+            child.end_with(self._lifeline_child)
+            return main(child)
+
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                module,
-                *(str(part) for pair in arguments.items() for part in pair),
-                "--sockets",
-                json.dumps(descriptors),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[*arguments.values(), *descriptors.values()],
-                env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(self._folder / "metrics")},
-                start_new_session=True,  # Ctrl-C is the supervisor's business
-            )
+            process = await ForkedProcess.start(name, run)
+        except OSError:
+            os.close(report_read)
+            raise
         finally:
             os.close(report_write)
-            os.close(plan)
-        return _Process(process, asyncio.create_task(_first_line(report_read, module)))
+        return _Process(process, asyncio.create_task(_first_line(report_read, name)))
 
     def _reserve_ports(self) -> None:
         plan = self._plan
+        engine = socket.socket(socket.AF_UNIX)
+        engine.bind(plan.socket_path)
+        engine.listen(plan.frontends)
+        self._sockets["engine"] = [engine]
         self._sockets["http"] = share_port(plan.host, plan.http_port, plan.frontends, "--http-port")
         if plan.metrics_port is not None:
             self._sockets["metrics"] = share_port(plan.host, plan.metrics_port, plan.frontends, "--metrics-port")
@@ -199,8 +205,7 @@ class Supervisor:
         def on(number: signal.Signals) -> None:
             if number in self._received:  # the second Ctrl-C does not wait
                 for front_end in self._front_ends.values():
-                    if front_end.process.returncode is None:
-                        front_end.process.kill()
+                    front_end.process.kill()
             self._received.append(number)
             stop.set()
 
@@ -229,7 +234,19 @@ def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-async def _first_line(descriptor: int, module: str) -> dict[str, Any]:
+def _engine_main(child: Child) -> int:
+    from aotllm.serving.process.engine_process import main
+
+    return main(child)
+
+
+def _front_end_main(child: Child) -> int:
+    from aotllm.serving.process.front_end_process import main
+
+    return main(child)
+
+
+async def _first_line(descriptor: int, name: str) -> dict[str, Any]:
     """The one line that a child reports; a child that dies without a word has failed."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -239,7 +256,7 @@ async def _first_line(descriptor: int, module: str) -> dict[str, Any]:
     line = await reader.readline()
     transport.close()
     if not line:
-        return {"failed": [Internal.kind, f"{module.rpartition('.')[2]} died while it started; its log is above", None]}
+        return {"failed": [Internal.kind, f"{name} died while it started; its log is above", None]}
     report: dict[str, Any] = json.loads(line)
     return report
 

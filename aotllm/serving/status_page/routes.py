@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Query, Response
+from starlette.responses import Response
 
 import aotllm
 from aotllm.serving.context import ServingContext
+from aotllm.serving.router import Query, Router
 from aotllm.serving.status_page.history import MINUTES, WINDOW, StatusHistory
 from aotllm.serving.status_page.snapshot import Snapshot
 from aotllm.serving.telemetry.engine_metrics import EngineReading
@@ -38,7 +39,7 @@ _HEADERS = {
 }
 
 
-def status_routes(context: ServingContext, clock: Callable[[], float] = time.time) -> APIRouter:
+def status_routes(context: ServingContext, clock: Callable[[], float] = time.time) -> Router:
     """Open to everybody: figures and names of models, no texts. The chat calls /v1 like any client, with a key where
     one is needed.
 
@@ -46,27 +47,28 @@ def status_routes(context: ServingContext, clock: Callable[[], float] = time.tim
         context: of the server.
         clock: the time of day, or another one for tests.
     """
-    router = APIRouter()
+    router, figures = Router(in_schema=False), Router()
     status = _Status(context, clock)
     contents = {name: (_STATIC / name).read_bytes() for name in _FILES}
 
     def file(name: str) -> Response:
         return Response(contents[name], media_type=_FILES[name], headers=_HEADERS)
 
-    @router.get("/", response_model=None, include_in_schema=False)
+    @router.get("/")
     async def get_page() -> Response:
         return file("index.html")
 
-    @router.get("/status/{name}", response_model=None, include_in_schema=False)
+    @router.get("/status/{name}")
     async def get_file(name: str) -> Response:
         return file(name) if name in contents else Response(status_code=404, headers=_HEADERS)
 
-    @router.get("/status.json")
-    async def get_status(
-        since: float = Query(0.0, description="Points later than that, in seconds since 1970."),
-    ) -> Any:
+    @figures.get(
+        "/status.json", queries=(Query("since", float, 0.0, "Points later than that, in seconds since 1970."),)
+    )
+    async def get_status(since: float) -> dict[str, Any]:
         return await status.answer(since)
 
+    router.routes += figures.routes
     return router
 
 

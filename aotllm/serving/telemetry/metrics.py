@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+from starlette.applications import Starlette
+from starlette.responses import Response
 
 from aotllm.serving.context import ServingContext
+from aotllm.serving.router import Router
 from aotllm.serving.telemetry.engine_metrics import EngineReading, engine_families, read_engines
 from aotllm.serving.telemetry.request_metrics import shared_folder
 from aotllm.serving.telemetry.serving_telemetry import ServingTelemetry
@@ -97,21 +98,18 @@ def _unsuffixed(family: Metric) -> Metric:
     return bare
 
 
-def metrics_routes(context: ServingContext) -> APIRouter:
+def metrics_routes(context: ServingContext) -> Router:
     """`GET /metrics`, open to everybody who reaches the port."""
-    router = APIRouter()
+    router = Router()
     exporter = MetricsExporter(context)
 
-    @router.get("/metrics", response_model=None)
+    @router.get("/metrics")
     async def get_metrics() -> Response:
         return Response(await exporter.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router
 
 
-def create_metrics_app(context: ServingContext) -> FastAPI:
+def create_metrics_app(context: ServingContext) -> Starlette:
     """An application that has `/metrics` only, for a port that only the operator reaches."""
-    options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
-    app = FastAPI(title="aotllm metrics", **options)
-    app.include_router(metrics_routes(context))
-    return app
+    return Starlette(routes=metrics_routes(context).routes)

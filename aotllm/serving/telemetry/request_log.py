@@ -90,7 +90,8 @@ def _prompt_text(request: Request, chars: int) -> str:
 
 
 def configure_logging(level: str) -> None:
-    """Let the loggers of aotllm write to standard error, once: requests as bare JSON, all others as text.
+    """Let the loggers of aotllm write to standard error, once: requests, and what a front end holds,
+    as bare JSON, all others as text.
 
     Args:
         level: debug | info | warning | error

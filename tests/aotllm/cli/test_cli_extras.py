@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-SERVE = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "grpc", "google", "prometheus_client")
-TRACING = ("opentelemetry.sdk", "opentelemetry.exporter")  # fastapi brings the API of it
+SERVE = ("starlette", "uvicorn", "uvloop", "httptools", "msgspec", "grpc", "google", "prometheus_client")
+TRACING = ("opentelemetry.sdk", "opentelemetry.exporter")
 RAY = ("ray",)
 
 # Without packages, runs one command line after the other; prints of each [exit code, stdout, stderr].

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from aotllm import ExecutorConfig
 from aotllm.serving import create_app
@@ -39,7 +39,7 @@ class FakeServer:
         ready({"http": f"{host}:{http_port}"})
         self.models, self.status = asyncio.run(self._ask(create_app(context)))
 
-    async def _ask(self, app: FastAPI) -> tuple[list[str], int]:
+    async def _ask(self, app: Starlette) -> tuple[list[str], int]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             listing = await client.get("/v1/models", headers=self._headers)
             return [card["id"] for card in listing.json().get("data", [])], (await client.get("/v1/models")).status_code

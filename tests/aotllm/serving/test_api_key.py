@@ -32,13 +32,10 @@ OPEN = {
 OPEN_RPCS = {"ServerLive", "ServerReady", "ModelReady"}
 
 
-def routes(router: Any) -> Iterator[tuple[str, str]]:
+def routes(app: Any) -> Iterator[tuple[str, str]]:
     """Method and path of all routes of an application."""
-    for route in router.routes:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            yield from routes(inner)
-        else:
+    for group in app.routes:
+        for route in getattr(group, "routes", [group]):
             yield from ((method, route.path) for method in route.methods)
 
 

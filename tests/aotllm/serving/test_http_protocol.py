@@ -7,13 +7,15 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from aotllm import Executor
 from aotllm.serving import http_protocol
-from aotllm.serving.http_protocol import MAX_HEAD_BYTES
+from aotllm.serving.http_protocol import MAX_HEAD_BYTES, write_part
 from tests.aotllm.fake_manager import FakeManager, echoes
 from tests.aotllm.serving.http_server import serving
 
@@ -192,3 +194,41 @@ def test_who_waits_for_an_answer_is_not(start: Callable[..., Executor], monkeypa
             while data := client.recv(65536):
                 answer += data
     assert statuses(answer) == [200]
+
+
+class Writer:
+    """In place of a transport."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+
+def cycle(**changes: Any) -> Any:
+    """A request that is being answered in chunks."""
+    state = {"chunked_encoding": True, "disconnected": False, "response_complete": False, "transport": Writer()}
+    return SimpleNamespace(**{**state, "flow": SimpleNamespace(write_paused=False), **changes})
+
+
+def test_a_part_of_an_answer_is_a_chunk():
+    answered = cycle()
+    assert write_part(answered, b"data: 0123456789abcdef\n\n")
+    assert answered.transport.written == b"18\r\ndata: 0123456789abcdef\n\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunked_encoding": None},
+        {"disconnected": True},
+        {"response_complete": True},
+        {"flow": SimpleNamespace(write_paused=True)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_part_that_has_to_wait_or_comes_too_late_is_not_written(changes: dict[str, Any]):
+    answered = cycle(**changes)
+    assert not write_part(answered, b"x")
+    assert answered.transport.written == b""

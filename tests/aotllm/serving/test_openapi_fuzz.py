@@ -14,8 +14,9 @@ from schemathesis.checks import not_a_server_error
 from aotllm import Executor
 from aotllm.serving import app_of
 from tests.aotllm.fake_manager import FakeEngine, FakeManager, says
+from tests.aotllm.serving.http_client import Client
 
-_DOCUMENT = app_of({"m": None}).openapi()  # type: ignore[dict-item]
+_DOCUMENT = Client({"m": None}).get("/openapi.json").json()
 OPERATIONS = [(method, path) for path, item in _DOCUMENT["paths"].items() for method in item]
 
 
