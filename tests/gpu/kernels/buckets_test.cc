@@ -12,6 +12,8 @@ TEST(Buckets, BatchesGrowByAnEighthOrLittleMoreAndFitTheRowsOfABuffer) {
     EXPECT_LE(bucket - size, std::max(7, size / 4)) << size;
     EXPECT_EQ(batch_bucket(bucket), bucket) << size;
     EXPECT_LE(bucket, (size + 127) / 128 * 128) << size;  // kDeviceRowStep
+    EXPECT_GE(mixed_rows_bucket(size), bucket);
+    EXPECT_LE(mixed_rows_bucket(size), (size + 127) / 128 * 128) << size;
   }
 }
 

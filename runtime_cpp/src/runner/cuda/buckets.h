@@ -13,6 +13,11 @@ constexpr int batch_bucket(int size) {
   return (size + step - 1) / step * step;
 }
 
+/// The rows that a step with prompts, of `rows` ≥ 1 of them, runs as: whole tiles of GEMMs where there are many.
+constexpr int mixed_rows_bucket(int rows) {
+  return rows <= 512 ? batch_bucket(rows) : (rows + 127) / 128 * 128;
+}
+
 /// The bound that contexts of up to `context` ≥ 1 tokens are planned for: powers of two from 256, at most `limit`.
 constexpr int context_bucket(int context, int limit) {
   int bucket = 256;

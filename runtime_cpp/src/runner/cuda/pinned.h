@@ -92,6 +92,7 @@ class OwnedGraph {
   ~OwnedGraph() {
     if (handle_ != nullptr) cudaGraphExecDestroy(handle_);
   }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
   /// Does what the first launch would have to do first.
   void upload(cudaStream_t stream) const { check(cudaGraphUpload(handle_, stream), "upload of a graph"); }
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(handle_, stream), "launch of a graph"); }

@@ -226,18 +226,21 @@ KvLayerView Program::kv_view(int layer, const Run& run) const {
   return view;
 }
 
-void Program::run(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens,
-                  const Stream& stream) const {
+void Program::run_layers(const StepShape& shape, const StepView& step, const std::int32_t* fed,
+                         const Stream& stream) const {
   bool is_normed = false;
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const BoundOp& bound = ops_[i];
     if (std::holds_alternative<LmHeadOp>(bound.op)) break;
     const std::optional<RmsNormArgs> next_norm = fused_norm(i, shape.rows);
-    const Run run{
-        shape, step, sampled_tokens, stream, next_norm ? &*next_norm : nullptr, is_normed, rope_of_attention(i, shape)};
+    const Run run{shape, step, fed, stream, next_norm ? &*next_norm : nullptr, is_normed, rope_of_attention(i, shape)};
     std::visit([&](const auto& op) { launch(op, bound.kernels, run); }, bound.op);
     is_normed = next_norm.has_value();
   }
+}
+
+void Program::run_head(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens,
+                       const Stream& stream) const {
   if (shape.sampled == 0 || !plan_.is_last_stage()) return;
   head(step.sampled_rows, shape.sampled, stream);
   if (shape.late || logits() == nullptr) return;

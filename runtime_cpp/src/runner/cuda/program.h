@@ -43,10 +43,12 @@ class Program {
 
   void bind_kv(const KvBlocks& kv);
 
-  /// Launches the layers for a step of `shape`, and on the last stage the head of the rows that are sampled and, on
-  /// rank 0 of it and unless they are sampled late, sampling: tokens to `sampled_tokens` [shape.sampled] (device
-  /// address), where those of the step before are, which tokens of this one may stand for.
-  void run(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens, const Stream& stream) const;
+  /// Launches the layers for a step of `shape`. `fed` (device address): what the step before has sampled, which tokens
+  /// of this one may stand for.
+  void run_layers(const StepShape& shape, const StepView& step, const std::int32_t* fed, const Stream& stream) const;
+  /// After them, on the last stage: the head of the rows that are sampled and, on rank 0 of it and unless they are
+  /// sampled late, sampling: tokens to `sampled_tokens` [shape.sampled] (device address).
+  void run_head(const StepShape& shape, const StepView& step, std::int32_t* sampled_tokens, const Stream& stream) const;
 
   /// Launches the head for `count` ≤ head_rows() rows; logits() of rank 0 holds them then.
   void head(const std::int32_t* rows, int count, const Stream& stream) const;

@@ -5,20 +5,10 @@
 
 #include "aotllm/errors.h"
 #include "engine/plan.h"
-#include "runner/cuda/buckets.h"
+#include "runner/cuda/padding.h"
 #include "support/strings.h"
 
 namespace aotllm::cuda {
-namespace {
-
-/// Largest batch of single tokens that is padded to a graph.
-constexpr int kMaxGraphRows = 512;
-
-bool is_padded(const StepShape& shape) {
-  return shape.num_queries == shape.rows && shape.rows <= kMaxGraphRows;
-}
-
-}  // namespace
 
 void check_target(const Plan& plan) {
   if (plan.target == Target::kCuda) return;
@@ -63,6 +53,7 @@ Rank::Rank(Engine engine, const CudaRunnerOptions& options, OwnedStream stream, 
       program_(engine_.plan(), weights_, {options.deterministic, options.cublaslt, options.tactics}, ranks_.get()),
       stream_(std::move(stream)),
       data_(engine_.shape()),
+      graphs_(ranks_.get()),
       sampler_(is_first() ? StepSampler(engine_.shape(), program_.head_rows()) : StepSampler()),
       rows_(is_first() ? static_cast<std::size_t>(program_.head_rows()) *
                              static_cast<std::size_t>(std::max(engine_.plan().vocab_size, engine_.plan().hidden_size))
@@ -83,51 +74,29 @@ void Rank::allocate_kv(const KvAllocation& allocation) {
   program_.bind_kv(kv_);
 }
 
-/// What the step is run as: padded to a bucket where all sequences run one token, exact otherwise.
-StepShape Rank::shape_for(std::span<const SequenceStep> sequences) const {
-  StepShape shape = data_.shape_of(sequences, options_.deterministic);
-  if (shape.num_queries > 0) {
-    shape.max_context = context_bucket(shape.max_context, engine_.plan().max_seq_len);
+/// Launches the step but for what is sampled late and for rows that go to the host.
+void Rank::run(const StepShape& shape) {
+  const StepView step = data_.view(shape);
+  const auto layers = [&] { program_.run_layers(shape, step, sampled_tokens(), launches()); };
+  const auto head = [&] { program_.run_head(shape, step, sampled_tokens(), launches()); };
+  switch (options_.graphs ? graph_part(shape) : GraphPart::kNone) {
+    case GraphPart::kNone:
+      layers();
+      head();
+      break;
+    case GraphPart::kLayers:
+      graphs_.run(graph_key(shape), stream_.handle(), layers);
+      if (shape.sampled == 0) break;
+      settle();
+      head();
+      break;
+    case GraphPart::kStep:
+      graphs_.run(graph_key(shape), stream_.handle(), [&] {
+        layers();
+        head();
+      });
+      break;
   }
-  if (is_padded(shape)) {
-    const int padded = batch_bucket(shape.rows);
-    shape.sequences = shape.num_queries = shape.rows = padded;
-    shape.table_blocks = data_.table_blocks(shape.max_context);
-    if (shape.sampled > 0) shape.sampled = std::min(batch_bucket(shape.sampled), program_.head_rows());
-  } else if (shape.num_queries > 0) {
-    shape.num_queries = batch_bucket(shape.num_queries);
-  }
-  return shape;
-}
-
-OwnedGraph Rank::capture(const StepShape& shape) {
-  check(cudaStreamBeginCapture(stream_.handle(), cudaStreamCaptureModeThreadLocal), "capture of a graph");
-  cudaGraph_t graph = nullptr;
-  try {
-    program_.run(shape, data_.view(shape), sampled_tokens(), launches());
-  } catch (...) {
-    cudaStreamEndCapture(stream_.handle(), &graph);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    throw;
-  }
-  check(cudaStreamEndCapture(stream_.handle(), &graph), "capture of a graph");
-  return OwnedGraph(graph);
-}
-
-/// Launches the graph of a decode step, captured when it first runs.
-void Rank::run_graph(const StepShape& shape) {
-  StepShape key = shape;
-  key.host_rows = 0;
-  auto it = graphs_.find(key);
-  if (it == graphs_.end()) {
-    it = graphs_.emplace(key, capture(key)).first;
-    if (ranks_ != nullptr) {  // which all make this graph now: nobody launches it while another allocates for it
-      it->second.upload(stream_.handle());
-      check(cudaStreamSynchronize(stream_.handle()), "upload of a graph");
-      ranks_->meet();
-    }
-  }
-  it->second.launch(stream_.handle());
 }
 
 /// Head and final norm of the rows that go to the host, a chunk at a time. Other ranks take part in the head only.
@@ -171,15 +140,12 @@ void Rank::settle() const {
 
 void Rank::begin(std::span<const SequenceStep> sequences) {
   const Plan& plan = engine_.plan();
-  const StepShape shape = shape_for(sequences);
+  const StepShape shape =
+      padded_shape(data_.shape_of(sequences, options_.deterministic), engine_.shape(), program_.head_rows());
   data_.pack(sequences, shape);
   data_.upload(stream_.handle());
   if (before_ != nullptr) before_->receive(stream_.handle());
-  if (options_.graphs && is_padded(shape)) {
-    run_graph(shape);
-  } else {
-    program_.run(shape, data_.view(shape), sampled_tokens(), launches());
-  }
+  run(shape);
   if (after_ != nullptr) after_->send(program_.leaving(), program_.stream_bytes(shape.rows), stream_.handle());
   turn_ ^= 1;
   Begun begun{is_first() ? StepSampler::needs_of(sequences) : StepSampler::Needs{}, turn_};

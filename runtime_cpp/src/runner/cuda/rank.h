@@ -2,7 +2,6 @@
 
 #include <array>
 #include <deque>
-#include <map>
 #include <memory>
 #include <span>
 
@@ -14,6 +13,7 @@
 #include "runner/cuda/program.h"
 #include "runner/cuda/stage_link.h"
 #include "runner/cuda/step_data.h"
+#include "runner/cuda/step_graphs.h"
 #include "runner/cuda/step_sampler.h"
 #include "runner/cuda/weight_store.h"
 #include "runner/step_batch.h"
@@ -78,9 +78,7 @@ class Rank {
     int turn = 0;
   };
 
-  StepShape shape_for(std::span<const SequenceStep> sequences) const;
-  void run_graph(const StepShape& shape);
-  OwnedGraph capture(const StepShape& shape);
+  void run(const StepShape& shape);
   void copy_rows(const StepShape& shape);
   void settle() const;
   std::int32_t* sampled_tokens() const { return is_first() ? sampler_.tokens() : nullptr; }
@@ -100,7 +98,7 @@ class Rank {
   KvBlocks kv_;
   StageLink* before_ = nullptr;
   StageLink* after_ = nullptr;
-  std::map<StepShape, OwnedGraph> graphs_;
+  StepGraphs graphs_;
   StepSampler sampler_;
   std::array<OwnedEvent, 2> ends_;  ///< of the steps, by turn
   std::deque<Begun> begun_;

@@ -27,21 +27,28 @@ std::int32_t end_position(const SequenceStep& sequence) {
 }  // namespace
 
 struct StepData::Offsets {
-  std::size_t tokens, positions, sequences, sampled_rows, queries, tiles, sampling, penalties, logprob_rows;
+  std::size_t tokens, positions, sequences, queries, tiles;
   std::array<std::size_t, kMaxKvGroups> tables;
-  std::size_t host_rows;  // behind all that a graph reads
+  std::size_t sampled_rows, sampling, penalties, logprob_rows;  // behind all that layers read
+  std::size_t host_rows;                                        // behind all that a graph reads
   std::size_t end;
 };
 
+StepShape largest_shape(const ModelShape& model) {
+  StepShape most;
+  most.rows = most.host_rows = model.max_num_tokens + kDeviceRowStep;
+  most.num_queries = most.sequences = most.sampled =
+      std::min(model.max_batch_size, model.max_num_tokens) + kDeviceRowStep;
+  most.late = true;
+  most.max_context = model.max_seq_len;
+  most.table_blocks = (model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block;
+  most.num_tiles = model.max_num_tokens / kContextTileRows + most.num_queries;
+  return most;
+}
+
 StepData::StepData(const ModelShape& shape)
     : num_groups_(static_cast<int>(shape.kv_groups.size())), tokens_per_block_(shape.tokens_per_block) {
-  StepShape most;
-  most.rows = most.host_rows = shape.max_num_tokens + kDeviceRowStep;
-  most.num_queries = most.sequences = most.sampled =
-      std::min(shape.max_batch_size, shape.max_num_tokens) + kDeviceRowStep;
-  most.late = true;
-  most.table_blocks = table_blocks(shape.max_seq_len);
-  most.num_tiles = shape.max_num_tokens / kContextTileRows + most.num_queries;
+  const StepShape most = largest_shape(shape);
   for (PinnedArray<std::uint8_t>& host : host_) host = PinnedArray<std::uint8_t>(offsets(most).end);
   device_ = DeviceArray<std::uint8_t>(host_[0].size());
 }
@@ -57,17 +64,17 @@ StepData::Offsets StepData::offsets(const StepShape& shape) const {
   to.tokens = place(words(shape.rows));
   to.positions = place(words(shape.rows));
   to.sequences = place(words(shape.rows));
-  to.sampled_rows = place(words(shape.sampled));
   to.queries = place(sizeof(DecodeQuery) * static_cast<std::size_t>(shape.num_queries));
   to.tiles = place(sizeof(ContextTile) * static_cast<std::size_t>(shape.num_tiles));
-  to.sampling = place(sizeof(RowSampling) * static_cast<std::size_t>(shape.sampled));
-  const int late = shape.late ? shape.sampled : 0;
-  to.penalties = place(sizeof(RowPenalties) * static_cast<std::size_t>(late));
-  to.logprob_rows = place(words(late));
   for (int group = 0; group < num_groups_; ++group) {
     to.tables[static_cast<std::size_t>(group)] =
         place(words(shape.sequences) * static_cast<std::size_t>(shape.table_blocks));
   }
+  to.sampled_rows = place(words(shape.sampled));
+  to.sampling = place(sizeof(RowSampling) * static_cast<std::size_t>(shape.sampled));
+  const int late = shape.late ? shape.sampled : 0;
+  to.penalties = place(sizeof(RowPenalties) * static_cast<std::size_t>(late));
+  to.logprob_rows = place(words(late));
   to.host_rows = place(words(shape.host_rows));
   return to;
 }

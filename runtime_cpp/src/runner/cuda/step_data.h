@@ -43,6 +43,9 @@ struct StepView {
   std::array<const std::int32_t*, kMaxKvGroups> block_tables{};  ///< [sequences, table_blocks]
 };
 
+/// No step of `model` is larger, padded or not.
+StepShape largest_shape(const ModelShape& model);
+
 /// Packs a step into one piece of page-locked memory and copies it to the device at once.
 class StepData {
  public:
@@ -51,8 +54,6 @@ class StepData {
   /// Lays out `sequences`, whose soundness was checked, for a step of `shape`, which is at least as large. Rows beyond
   /// are padding: token 0 of no sequence. What was packed before the last time must have been copied.
   void pack(std::span<const SequenceStep> sequences, const StepShape& shape);
-  /// Entries of block tables for contexts of up to `context` tokens.
-  int table_blocks(int context) const noexcept { return (context + tokens_per_block_ - 1) / tokens_per_block_; }
   /// The smallest shape that holds them. `always_tiles`: decode steps use context attention, too.
   StepShape shape_of(std::span<const SequenceStep> sequences, bool always_tiles) const;
 
@@ -66,6 +67,8 @@ class StepData {
  private:
   struct Offsets;
   Offsets offsets(const StepShape& shape) const;
+  /// Entries of block tables for contexts of up to `context` tokens.
+  int table_blocks(int context) const noexcept { return (context + tokens_per_block_ - 1) / tokens_per_block_; }
   template <class T>
   T* at(std::size_t offset) {
     return reinterpret_cast<T*>(host_[turn_].data() + offset);
