@@ -12,13 +12,13 @@ namespace aotllm {
 struct CudaRunnerOptions {
   int device = 0;              ///< ordinal among the visible devices
   bool deterministic = false;  ///< a token's bits depend on what is at and before its position only; slower
-  bool graphs = true;          ///< decode steps are CUDA graphs
+  bool graphs = true;          ///< steps, but for long ones, are CUDA graphs
   std::string cublaslt;        ///< path of libcublasLt; empty = what the dynamic loader finds, if anything
   std::string tactics;         ///< text of the engine's tactics.json (`aotllm tune`); empty = the plan's tactics
 };
 
 /// Runs an engine of target cuda on one GPU. All memory is reserved when the runner is made, except the KV blocks and
-/// the graphs of decode steps, which are captured when a batch of their size first runs.
+/// the graphs of steps, which are captured when a shape, of those that steps are padded to, comes again.
 class CudaRunner final : public ModelRunner {
  public:
   /// Copies the weights to the device. Throws Error(kEngineIncompatible) where there is no GPU, the driver is too old

@@ -14,7 +14,7 @@ struct RunnerOptions {
   int device = 0;              ///< cuda: ordinal among the visible devices; of rank 0 where there are several
   std::vector<int> devices;    ///< cuda: of each rank, or one for all; empty = `device` and those that follow it
   bool deterministic = false;  ///< cuda: bits do not depend on the batch; slower (target cpu is always so)
-  bool graphs = true;          ///< cuda: decode steps are CUDA graphs
+  bool graphs = true;          ///< cuda: steps, but for long ones, are CUDA graphs
   std::string cublaslt;        ///< cuda: path of libcublasLt; empty = what the dynamic loader finds, if anything
   std::string tactics;         ///< text of the engine's tactics.json; empty = the defaults of plan or target
 };
