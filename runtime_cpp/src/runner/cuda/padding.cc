@@ -11,7 +11,7 @@ namespace {
 /// Largest batch of single tokens that is padded to a graph.
 constexpr int kMaxDecodeRows = 512;
 /// Likewise of a step with longer sequences: one of more rows takes the GPU so long that launches hide behind it.
-constexpr int kMaxMixedRows = 2048;
+constexpr int kMaxMixedRows = 1280;
 
 /// Sizes that only bound what kernels look at are coarse, so that shapes are few: a power of two, from `least` on.
 int power_of_two(int size, int least, int limit) {

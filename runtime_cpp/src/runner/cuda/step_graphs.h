@@ -15,7 +15,7 @@ namespace aotllm::cuda {
 /// that follows from the shapes alone: ranks, which run the same steps, make and replay the same graphs.
 class StepGraphs {
  public:
-  /// Some 0.1 MB and a few milliseconds each
+  /// About a millisecond each
   static constexpr std::size_t kMost = 512;
 
   explicit StepGraphs(Communicator* ranks = nullptr, std::size_t most = kMost) : ranks_(ranks), most_(most) {}
