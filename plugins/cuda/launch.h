@@ -18,6 +18,9 @@ struct Stream {
   /// (griddepcontrol.launch_dependents) as soon as all its blocks run: what comes before the wait (loads of weights,
   /// set-up of barriers) overlaps with the predecessor.
   bool programmatic = false;
+  /// The compute capability whose instructions kernels may use: from 90 on those of SM90, else those of SM80 only,
+  /// which every later device runs, too. Programmatic launch needs 90.
+  int sm = 90;
 };
 
 /// Launches `kernel` and checks that it was accepted. All kernels ask for the same split of L1 and shared memory: a

@@ -6,9 +6,10 @@
 #include "aotllm/errors.h"
 #include "attention/context_parameters.h"
 #include "attention/context_tensor_maps.h"
+#include "sm80/attention.h"
 
 namespace aotllm::cuda {
-namespace {
+namespace context {
 
 void check_args(const ContextAttentionArgs& args) {
   const KvLayerView& kv = args.kv;
@@ -28,10 +29,6 @@ void check_args(const ContextAttentionArgs& args) {
   require(args.scale > 0.0f && args.softcap >= 0.0f, "scale must be positive and softcap not negative");
   require(args.m > 0, "tiles without rows");
 }
-
-}  // namespace
-
-namespace context {
 
 Parameters make_parameters(const ContextAttentionArgs& args) {
   check_args(args);
@@ -63,6 +60,7 @@ Parameters make_parameters(const ContextAttentionArgs& args) {
 
 void context_attention(const ContextAttentionArgs& args, const Stream& stream) {
   if (args.num_tiles == 0) return;
+  if (stream.sm < 90) return sm80::context_attention(args, stream);
   const context::Parameters parameters = context::make_parameters(args);
   int device = 0;
   int processors = 0;

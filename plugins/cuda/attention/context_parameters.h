@@ -27,6 +27,9 @@ struct Parameters {
   float cap_scale;       ///< with a soft-cap, score = tanh(cap_scale · q·k)
 };
 
+/// Throws Error(kInternal) where `args` breaks what attention.h says of them.
+void check_args(const ContextAttentionArgs& args);
+
 /// Checks `args` and makes what the kernels read of them.
 Parameters make_parameters(const ContextAttentionArgs& args);
 

@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "attention/decode_launch.h"
 #include "attention/decode_params.cuh"
+#include "sm80/attention.h"
 
 namespace aotllm::cuda {
 
@@ -35,7 +36,9 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw Error(ErrorKind::kInternal, "decode attention: " + what);
 }
 
-void check_args(const DecodeAttentionArgs& args, int counters) {
+}  // namespace
+
+void check_decode_args(const DecodeAttentionArgs& args) {
   const KvLayerView& kv = args.kv;
   require(kv.head_dim == 64 || kv.head_dim == 96 || kv.head_dim == 128 || kv.head_dim == 256,
           "head_dim " + std::to_string(kv.head_dim) + ", allowed: 64, 96, 128, 256");
@@ -53,8 +56,6 @@ void check_args(const DecodeAttentionArgs& args, int counters) {
       decode_workspace_bytes(args.num_queries, args.num_heads, kv.head_dim, args.max_context, args.split_tokens);
   require(args.workspace_bytes >= bytes,
           "workspace of " + std::to_string(args.workspace_bytes) + " bytes, needed: " + std::to_string(bytes));
-  require(args.split_tokens >= args.max_context || counters <= kDecodeMaxCounters,
-          "a split of " + std::to_string(counters) + " contexts, at most " + std::to_string(kDecodeMaxCounters));
   if (args.fused == nullptr) return;
   const RopeKvArgs& rope = *args.fused;
   require(decode_can_fuse(rope), "a rotary half of " + std::to_string(rope.rotary_half) + " of heads of " +
@@ -62,8 +63,6 @@ void check_args(const DecodeAttentionArgs& args, int counters) {
   require(rope.num_heads == args.num_heads && rope.num_kv_heads == kv.num_kv_heads && rope.head_dim == kv.head_dim,
           "what is fused has other heads");
 }
-
-}  // namespace
 
 int decode_split_tokens(int num_queries, int num_kv_heads, int max_context, int tokens_per_block) {
   // A range of a split context costs a CTA 0.8 µs beside its tokens (measured), so ranges have at least 256 tokens;
@@ -97,6 +96,13 @@ std::size_t decode_workspace_bytes(int num_queries, int num_heads, int head_dim,
                static_cast<std::size_t>(ranges) * static_cast<std::size_t>(head_dim) * sizeof(float));
 }
 
+DecodeRangeResults decode_range_results(const DecodeAttentionArgs& args) {
+  std::uint8_t* results = static_cast<std::uint8_t*>(args.workspace) + kCounterBytes;
+  const int ranges = max_ranges(args.max_context, args.split_tokens);
+  return {reinterpret_cast<float2*>(results),
+          reinterpret_cast<float*>(results + sums_bytes(args.num_queries, args.num_heads, ranges))};
+}
+
 bool decode_can_fuse(const RopeKvArgs& rope) {
   return rotates_in_eights(rope);
 }
@@ -113,30 +119,33 @@ bool decode_prefers_fused(const RopeKvArgs& rope, KvType type, int num_queries, 
 }
 
 void decode_attention(const DecodeAttentionArgs& args, const Stream& stream) {
+  if (stream.sm < 90) return sm80::decode_attention(args, stream);
   decode_attention(args, DecodeTuning{}, stream);
 }
 
 void decode_attention(const DecodeAttentionArgs& args, const DecodeTuning& tuning, const Stream& stream) {
   if (args.num_queries <= 0 || args.max_context <= 0) return;
+  check_decode_args(args);
   const KvLayerView& kv = args.kv;
   DecodeParams params{};
-  params.group = kv.num_kv_heads > 0 ? args.num_heads / kv.num_kv_heads : 0;
+  params.group = args.num_heads / kv.num_kv_heads;
   // Tiles of a large group are of equal size.
   params.tiles_per_kv_head = std::max(1, ceil_div(params.group, 16));
   params.tile_heads = ceil_div(params.group, params.tiles_per_kv_head);
   params.plan.num_queries = args.num_queries;
   params.plan.head_tiles = kv.num_kv_heads * params.tiles_per_kv_head;
-  check_args(args, args.num_queries * params.plan.head_tiles);
+  const int counters = args.num_queries * params.plan.head_tiles;
+  require(args.split_tokens >= args.max_context || counters <= kDecodeMaxCounters,
+          "a split of " + std::to_string(counters) + " contexts, at most " + std::to_string(kDecodeMaxCounters));
   params.plan.split_tokens = args.split_tokens;
   params.plan.window = args.window;
   params.max_ranges = max_ranges(args.max_context, args.split_tokens);
 
-  auto* workspace = static_cast<std::uint8_t*>(args.workspace);
   if (params.max_ranges > 1) {
-    params.counters = reinterpret_cast<std::uint32_t*>(workspace);
-    params.range_sums = reinterpret_cast<float2*>(workspace + kCounterBytes);
-    params.range_values = reinterpret_cast<float*>(workspace + kCounterBytes +
-                                                   sums_bytes(args.num_queries, args.num_heads, params.max_ranges));
+    params.counters = static_cast<std::uint32_t*>(args.workspace);
+    const DecodeRangeResults results = decode_range_results(args);
+    params.range_sums = results.sums;
+    params.range_values = results.values;
   }
   params.q = args.q;
   params.out = args.out;

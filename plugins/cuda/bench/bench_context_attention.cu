@@ -135,35 +135,36 @@ void print_row(const std::string& name, double seconds, double flops) {
 constexpr Shape kShapes[] = {{"1 x 2048", 1, 2048}, {"4 x 2048", 4, 2048},           {"4 x 4096", 4, 4096},
                              {"1 x 8192", 1, 8192}, {"2048 at 6144", 1, 2048, 6144}, {"256 x 128", 256, 128}};
 
-void bench_model(const char* name, const Model& model, std::initializer_list<int> shapes) {
+void bench_model(int sm, const char* name, const Model& model, std::initializer_list<int> shapes) {
+  if (sm < 90 && model.type != KvType::kBf16) return;
   for (int i : shapes) {
     const Shape& shape = kShapes[i];
     Workload workload(shape, model);
     const double seconds =
-        time_in_graph(4, [&](int, const Stream& stream) { context_attention(workload.args, stream); });
+        time_in_graph(4, [&](int, const Stream& stream) { context_attention(workload.args, stream); }, 15, true, sm);
     print_row(std::string(name) + ", " + shape.name, seconds, workload.flops());
   }
 }
 
-void bench_all() {
-  bench_model("bf16 32/8 x 128", Model{}, {0, 1, 2, 3, 4, 5});
-  bench_model("bf16 32/8 x 128, blocks of 16", Model{.tokens_per_block = 16}, {3});
-  bench_model("bf16 32/8 x 128, window 1024", Model{.window = 1024}, {3});
-  bench_model("bf16 32/8 x 128, soft-cap 50", Model{.softcap = 50.0f}, {3});
-  bench_model("fp8 32/8 x 128", Model{.type = KvType::kFp8}, {0, 3, 5});
-  bench_model("bf16 32/8 x 64", Model{.head_dim = 64}, {0, 3});
-  bench_model("fp8 32/8 x 64", Model{.head_dim = 64, .type = KvType::kFp8}, {3});
-  bench_model("bf16 32/32 x 96", Model{.head_dim = 96, .num_kv_heads = 32}, {0, 3});
-  bench_model("bf16 16/8 x 256", Model{.head_dim = 256, .num_heads = 16}, {0, 3});
-  bench_model("fp8 16/8 x 256", Model{.head_dim = 256, .num_heads = 16, .type = KvType::kFp8}, {3});
+void bench_all(int sm) {
+  bench_model(sm, "bf16 32/8 x 128", Model{}, {0, 1, 2, 3, 4, 5});
+  bench_model(sm, "bf16 32/8 x 128, blocks of 16", Model{.tokens_per_block = 16}, {3});
+  bench_model(sm, "bf16 32/8 x 128, window 1024", Model{.window = 1024}, {3});
+  bench_model(sm, "bf16 32/8 x 128, soft-cap 50", Model{.softcap = 50.0f}, {3});
+  bench_model(sm, "fp8 32/8 x 128", Model{.type = KvType::kFp8}, {0, 3, 5});
+  bench_model(sm, "bf16 32/8 x 64", Model{.head_dim = 64}, {0, 3});
+  bench_model(sm, "fp8 32/8 x 64", Model{.head_dim = 64, .type = KvType::kFp8}, {3});
+  bench_model(sm, "bf16 32/32 x 96", Model{.head_dim = 96, .num_kv_heads = 32}, {0, 3});
+  bench_model(sm, "bf16 16/8 x 256", Model{.head_dim = 256, .num_heads = 16}, {0, 3});
+  bench_model(sm, "fp8 16/8 x 256", Model{.head_dim = 256, .num_heads = 16, .type = KvType::kFp8}, {3});
 }
 
 }  // namespace
 }  // namespace aotllm::cuda
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    aotllm::cuda::bench_all();
+    aotllm::cuda::bench_all(argc > 1 && std::string(argv[1]) == "sm80" ? 80 : 90);
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());
     return 1;

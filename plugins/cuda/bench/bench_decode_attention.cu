@@ -54,7 +54,7 @@ struct Memory {
   }
 };
 
-void bench(Memory& memory, KvType type, const Shape& shape, int split_tokens, const DecodeTuning& tuning) {
+void bench(Memory& memory, KvType type, const Shape& shape, int split_tokens, const DecodeTuning& tuning, int sm = 90) {
   const std::size_t block_bytes = 2 * element_bytes(type) * kKvHeads * kBlockTokens * kHeadDim;
   std::mt19937 engine(5);
   std::vector<DecodeQuery> queries;
@@ -96,9 +96,9 @@ void bench(Memory& memory, KvType type, const Shape& shape, int split_tokens, co
       [&](int i, const Stream& stream) {
         DecodeAttentionArgs call = args;
         call.kv.base = memory.pool.data() + static_cast<std::size_t>(i % layers) * layer_bytes;
-        decode_attention(call, tuning, stream);
+        sm < 90 ? decode_attention(call, stream) : decode_attention(call, tuning, stream);
       },
-      9);
+      9, true, sm);
   const double bytes = 2.0 * element_bytes(type) * kKvHeads * kHeadDim * tokens;
   std::printf("%-4s %4d x %5d%s max %6d split %5d box %2d stages %d blocks %d %9.2f us %7.0f GB/s %5.1f%%\n",
               type == KvType::kBf16 ? "bf16" : "fp8", shape.batch, shape.context, shape.ragged ? "~" : " ",
@@ -106,7 +106,7 @@ void bench(Memory& memory, KvType type, const Shape& shape, int split_tokens, co
               seconds * 1e6, bytes / seconds * 1e-9, bytes / seconds / kReadLimit * 100);
 }
 
-void bench_all(bool tune) {
+void bench_all(bool tune, int sm) {
   Memory memory;
   const std::vector<Shape> shapes = {{1, 200},
                                      {8, 200},
@@ -121,7 +121,8 @@ void bench_all(bool tune) {
                                      {64, 2000, 8192, true},
                                      {256, 500, 0, true}};
   for (KvType type : {KvType::kBf16, KvType::kFp8}) {
-    for (const Shape& shape : shapes) bench(memory, type, shape, 0, {});
+    if (sm < 90 && type != KvType::kBf16) continue;
+    for (const Shape& shape : shapes) bench(memory, type, shape, 0, {}, sm);
     if (!tune) continue;
     for (int split : {256, 512, 2048, 4096}) bench(memory, type, {64, 4096}, split, {});
     for (int split : {64, 128, 512}) bench(memory, type, {1, 8192}, split, {});
@@ -144,7 +145,8 @@ void bench_all(bool tune) {
 
 int main(int argc, char** argv) {
   try {
-    aotllm::cuda::bench_all(argc > 1 && std::strcmp(argv[1], "tune") == 0);
+    const auto has = [&](const char* word) { return argc > 1 && std::strcmp(argv[1], word) == 0; };
+    aotllm::cuda::bench_all(has("tune"), has("sm80") ? 80 : 90);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

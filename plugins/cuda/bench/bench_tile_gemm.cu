@@ -1,4 +1,4 @@
-// Tile GEMMs of an 8B model beside the library's figures: bench_tile_gemm [bf16|fp8|block] [rows ...]
+// Tile GEMMs of an 8B model beside the library's figures: bench_tile_gemm [sm80] [bf16|fp8|block] [rows ...]
 
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -78,7 +78,7 @@ DeviceArray<float> scales(std::size_t size) {
   return out;
 }
 
-void measure(int index, WeightType type, const std::vector<int>& all_rows) {
+void measure(int index, WeightType type, const std::vector<int>& all_rows, int sm) {
   const Linear& linear = kLinears[index];
   const std::size_t n = linear.n, k = linear.k;
   const int max_m = linear.epilogue == Epilogue::kLogits ? 2048 : 8192;
@@ -100,7 +100,7 @@ void measure(int index, WeightType type, const std::vector<int>& all_rows) {
     double best = 1e9;
     int best_tile = -1;
     std::string line;
-    for (int tile = 0; tile < num_gemm_tiles(); ++tile) {
+    for (int tile = 0; tile < (sm < 90 ? num_sm80_shapes() : num_gemm_tiles()); ++tile) {
       std::vector<std::unique_ptr<Gemm>> gemms;
       for (int i = 0; i < copies; ++i) {
         GemmProblem p;
@@ -111,12 +111,13 @@ void measure(int index, WeightType type, const std::vector<int>& all_rows) {
         p.epilogue = linear.epilogue;
         p.residual = reinterpret_cast<const __nv_bfloat16*>(residual.data());
         p.y = y.data();
-        gemms.push_back(make_tile_gemm(p, tile, workspace));
+        gemms.push_back(sm < 90 ? make_sm80_gemm(p, tile, workspace) : make_tile_gemm(p, tile, workspace));
       }
       if (gemms[0] == nullptr) continue;
       const int calls = flop > 4e11 ? copies : 2 * copies;
       const double seconds = time_in_graph(
-          calls, [&](int i, const Stream& stream) { gemms[i % copies]->launch(m, stream); }, flop > 4e11 ? 3 : 7);
+          calls, [&](int i, const Stream& stream) { gemms[i % copies]->launch(m, stream); }, flop > 4e11 ? 3 : 7, true,
+          sm);
       if (seconds < best) {
         best = seconds;
         best_tile = tile;
@@ -127,8 +128,8 @@ void measure(int index, WeightType type, const std::vector<int>& all_rows) {
     }
     if (best_tile < 0) continue;
     const double limit = type == WeightType::kBf16 ? 785e12 : 1449e12;
-    std::printf("%-7s m %4d best tile.%d %7.1f us %5.0f TF/s %3.0f%% %5.0f GB/s %3.0f%% lib %6.1f |%s\n", linear.name,
-                m, best_tile, best * 1e6, flop / best * 1e-12, 100 * flop / best / limit, weight_bytes / best * 1e-9,
+    std::printf("%-7s m %4d best %d %7.1f us %5.0f TF/s %3.0f%% %5.0f GB/s %3.0f%% lib %6.1f |%s\n", linear.name, m,
+                best_tile, best * 1e6, flop / best * 1e-12, 100 * flop / best / limit, weight_bytes / best * 1e-9,
                 100 * weight_bytes / best / 4265e9, library(index, type, m), line.c_str());
     std::fflush(stdout);
   }
@@ -141,8 +142,11 @@ int main(int argc, char** argv) {
   using namespace aotllm::cuda;
   std::vector<int> rows;
   std::vector<WeightType> types;
+  int sm = 90;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "bf16") == 0) {
+    if (std::strcmp(argv[i], "sm80") == 0) {
+      sm = 80;
+    } else if (std::strcmp(argv[i], "bf16") == 0) {
       types.push_back(WeightType::kBf16);
     } else if (std::strcmp(argv[i], "fp8") == 0) {
       types.push_back(WeightType::kFp8);
@@ -158,6 +162,6 @@ int main(int argc, char** argv) {
     std::printf("%s (us per tile after the bar)\n", type == WeightType::kBf16  ? "bf16"
                                                     : type == WeightType::kFp8 ? "fp8"
                                                                                : "fp8_block");
-    for (int i = 0; i < 5; ++i) measure(i, type, rows);
+    for (int i = 0; i < 5; ++i) measure(i, type, rows, sm);
   }
 }

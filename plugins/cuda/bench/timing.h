@@ -11,13 +11,14 @@
 namespace aotllm::cuda {
 
 /// Median seconds of one call of `work`, over replays of a CUDA graph of `calls` calls; `work(i, stream)` is call i,
-/// which should rotate over data larger than the L2 (60 MB) where it is to come from memory.
+/// which should rotate over data larger than the L2 (60 MB) where it is to come from memory. `sm` is that of the
+/// stream.
 inline double time_in_graph(int calls, const std::function<void(int, const Stream&)>& work, int replays = 15,
-                            bool programmatic = true) {
+                            bool programmatic = true, int sm = 90) {
   cudaStream_t handle;
   check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "stream");
-  const Stream stream{handle, programmatic};
-  for (int i = 0; i < calls; ++i) work(i, {handle, false});
+  const Stream stream{handle, programmatic && sm >= 90, sm};
+  for (int i = 0; i < calls; ++i) work(i, {handle, false, sm});
   check(cudaStreamSynchronize(handle), "warm-up");
   check(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal), "capture");
   for (int i = 0; i < calls; ++i) work(i, stream);

@@ -91,6 +91,12 @@ std::unique_ptr<Gemm> make_int_gemm(const GemmProblem& problem, int rows_tile, W
 std::unique_ptr<Gemm> make_tile_gemm(const GemmProblem& problem, int tile, Workspace workspace);
 int num_gemm_tiles();
 
+/// For any number of rows with what SM80 has (mma.sync, cp.async), so for every later GPU: kBf16, and kFp8 from SM89
+/// on, with every epilogue; n and k multiples of 16 (bf16) or 32. `shape` is an index into its list of tile shapes; the
+/// sums over k of shape 0 have one order whatever the number of rows. Null where the problem is not one of these.
+std::unique_ptr<Gemm> make_sm80_gemm(const GemmProblem& problem, int shape, Workspace workspace);
+int num_sm80_shapes();
+
 class CublasLtLibrary;  // gemm/cublaslt_library.h
 
 /// NVIDIA's cuBLASLt, from a library found at run time: kBf16 and kFp8, any epilogue (those that the library lacks are

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gemm/activation.cuh"
 #include "gemm/skinny_exchange.cuh"
 #include "gemm/skinny_gemm.h"
 #include "gemm/skinny_shape.cuh"
@@ -7,12 +8,6 @@
 // From sums in shared memory to y: a thread makes 8 neighbouring values of a token at a time, so that y and the
 // residual are accessed in pieces of 16 bytes, and so that the code, which a CTA runs once or twice, is short.
 namespace aotllm::cuda {
-
-__device__ inline float skinny_activate(float x, Activation activation) {
-  if (activation == Activation::kSilu) return x / (1.0f + __expf(-x));
-  const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  return x - x / (1.0f + __expf(2.0f * inner));  // x / 2 · (1 + tanh(inner))
-}
 
 /// p += 8 values of bf16.
 __device__ inline void skinny_add_bf16(float (&p)[8], const uint4& packed) {
@@ -132,7 +127,7 @@ struct SkinnyEpilogue {
       product(gate, slots, (token - begin) / 8, row16, token);
       product(up, slots, (token - begin) / 8, row16 + 8, token);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) gate[i] = skinny_activate(gate[i], args.activation) * up[i];
+      for (int i = 0; i < 8; ++i) gate[i] = activate(gate[i], args.activation) * up[i];
       auto* y = static_cast<__nv_bfloat16*>(args.y) + static_cast<std::size_t>(token) * (args.n / 2);
       *reinterpret_cast<uint4*>(y + (row64() + row16) / 2) = skinny_pack(gate);
     }

@@ -192,8 +192,8 @@ struct Consumer {
   __device__ void store(const Tile& tile, int row16, int token, const float (&p)[2][2]) const {
     const auto place = static_cast<std::size_t>(tile.place + token);
     if (args.is_gated) {
-      const std::uint32_t pair = transposed(skinny_activate(p[0][0], args.activation) * p[1][0],
-                                            skinny_activate(p[0][1], args.activation) * p[1][1]);
+      const std::uint32_t pair =
+          transposed(activate(p[0][0], args.activation) * p[1][0], activate(p[0][1], args.activation) * p[1][1]);
       auto* to = args.y + place * (args.n / 2) + row16 / 2 + 2 * (lane % 4);
       if (token < tile.count) *reinterpret_cast<std::uint32_t*>(to) = pair;
       return;

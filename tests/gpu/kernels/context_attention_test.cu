@@ -27,12 +27,13 @@ struct Case {
   int tile_rows = kContextTileRows;
   bool share = false;  ///< sequences share the blocks that hold [0, position) of all
   float sigma = 1.0f;
+  int sm = 90;  ///< of the kernels
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "d" << c.head_dim << " h" << c.num_heads << "/" << c.num_kv_heads << " block " << c.tokens_per_block
       << (c.type == KvType::kFp8 ? " fp8" : " bf16") << " window " << c.window << " softcap " << c.softcap
-      << " tiles of " << c.tile_rows << " sequences";
+      << " tiles of " << c.tile_rows << " sm " << c.sm << " sequences";
   for (const Sequence& s : c.sequences) out << " " << s.position << "+" << s.length;
   return out;
 }
@@ -115,7 +116,7 @@ class Problem {
     args.tiles = tiles.data();
     args.num_tiles = static_cast<int>(tiles_.size());
     args.m = m_;
-    context_attention(args, {nullptr, programmatic});
+    context_attention(args, {nullptr, programmatic, c_.sm});
     return out.download();
   }
 
@@ -271,7 +272,7 @@ TEST_P(ContextAttention, MatchesFloat64) {
   const Problem problem(c);
   const std::vector<Bf16> out = problem.run();
   check_rows(c, problem, out, 1.2e-2);
-  const std::vector<Bf16> again = problem.run(true);
+  const std::vector<Bf16> again = problem.run(c.sm >= 90);
   EXPECT_EQ(std::memcmp(out.data(), again.data(), out.size() * sizeof(Bf16)), 0) << c << ": two runs differ";
 }
 
@@ -304,6 +305,11 @@ std::vector<Case> cases() {
       add([](Case& c) { c.sequences = {{5, 250}}, c.tile_rows = 50; });
     }
   }
+  for (std::size_t i = 0, of_sm90 = all.size(); i < of_sm90; ++i) {
+    if (all[i].type != KvType::kBf16) continue;
+    all.push_back(all[i]);
+    all.back().sm = 80;
+  }
   return all;
 }
 
@@ -316,8 +322,10 @@ TEST(ContextAttentionSchedule, ManySequences) {
   std::uniform_int_distribution<int> length(1, 260);
   for (int i = 0; i < 60; ++i)
     c.sequences.push_back({i % 3 == 0 ? length(random_engine()) : 0, length(random_engine())});
-  const Problem problem(c);
-  check_rows(c, problem, problem.run(), 1.2e-2);
+  for (c.sm = 80; c.sm <= 90; c.sm += 10) {
+    const Problem problem(c);
+    check_rows(c, problem, problem.run(), 1.2e-2);
+  }
 }
 
 /// Bits of a row do not depend on how a prompt is cut into chunks and tiles.
@@ -325,12 +333,15 @@ TEST(ContextAttentionSchedule, BitsDoNotDependOnTiles) {
   AOTLLM_NEEDS_GPU();
   for (int head_dim : {64, 128, 256}) {
     for (int window : {0, 1, 24, 100, 200}) {  // those that are masked in whole steps of some tiles, too
-      Case c{.head_dim = head_dim, .sequences = {{0, 700}}, .window = window};
-      Problem whole(c);
-      const std::vector<Bf16> out = whole.run();
-      for (int rows : {37, 5}) {
-        whole.cut(rows);
-        EXPECT_EQ(std::memcmp(out.data(), whole.run().data(), out.size() * sizeof(Bf16)), 0) << c << " cut to " << rows;
+      for (int sm : {80, 90}) {
+        Case c{.head_dim = head_dim, .sequences = {{0, 700}}, .window = window, .sm = sm};
+        Problem whole(c);
+        const std::vector<Bf16> out = whole.run();
+        for (int rows : {37, 5}) {
+          whole.cut(rows);
+          const std::vector<Bf16> cut = whole.run();
+          EXPECT_EQ(std::memcmp(out.data(), cut.data(), out.size() * sizeof(Bf16)), 0) << c << " cut to " << rows;
+        }
       }
     }
   }

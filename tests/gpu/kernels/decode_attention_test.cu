@@ -217,13 +217,12 @@ std::vector<std::uint16_t> bits(const std::vector<Bf16>& values) {
   return out;
 }
 
-void check_case(const Case& c) {
-  const Batch batch(c);
+void check_case(const Case& c, const Batch& batch, int sm) {
   DeviceBatch device(batch);
-  decode_attention(device.args, Stream{});
+  decode_attention(device.args, Stream{nullptr, false, sm});
   const std::vector<Bf16> out = device.out.download();
   device.out.fill(0xFF);
-  decode_attention(device.args, Stream{});
+  decode_attention(device.args, Stream{nullptr, false, sm});
   EXPECT_EQ(bits(out), bits(device.out.download())) << c.name << ": two runs differ";
 
   const std::size_t width = static_cast<std::size_t>(batch.num_heads) * c.head_dim;
@@ -247,13 +246,21 @@ void check_case(const Case& c) {
       }
     }
   }
-  std::printf("%-44s split %5d  error %.2e  (%s)\n", c.name.c_str(), device.args.split_tokens, worst, where.c_str());
+  std::printf("%-44s sm %d split %5d  error %.2e  (%s)\n", c.name.c_str(), sm, device.args.split_tokens, worst,
+              where.c_str());
   EXPECT_LT(worst, c.type == KvType::kBf16 ? 8e-3 : 5e-3) << c.name << ": " << where;
   const std::vector<std::uint16_t> raw = bits(out);
   for (int row = 0; row < batch.rows; ++row) {
     if (written[row]) continue;
     for (std::size_t i = 0; i < width; ++i) ASSERT_EQ(raw[row * width + i], 0xFFFF) << c.name << ": row " << row;
   }
+}
+
+/// With the kernels of SM90 and those of SM80.
+void check_case(const Case& c) {
+  const Batch batch(c);
+  check_case(c, batch, 90);
+  if (c.type == KvType::kBf16) check_case(c, batch, 80);
 }
 
 std::string type_name(KvType type) {
@@ -335,10 +342,12 @@ TEST(DecodeAttention, LargeQueriesOverFp8Keys) {
 
 TEST(DecodeAttention, BitsDoNotDependOnTheBatch) {
   AOTLLM_NEEDS_GPU();
-  for (KvType type : {KvType::kBf16, KvType::kFp8}) {
+  for (const auto& [type, sm] :
+       {std::pair(KvType::kBf16, 90), std::pair(KvType::kFp8, 90), std::pair(KvType::kBf16, 80)}) {
     const Batch batch({"", type, 128, 2, 4, 64, {900, 1, 64, 0, 1777, 256, 257, 3000}, 256});
     DeviceBatch device(batch);
-    decode_attention(device.args, Stream{});
+    const Stream stream{nullptr, false, sm};
+    decode_attention(device.args, stream);
     const std::vector<std::uint16_t> together = bits(device.out.download());
     const std::size_t width = static_cast<std::size_t>(batch.num_heads) * 128;
     for (std::size_t i = 0; i < batch.queries.size(); ++i) {
@@ -349,11 +358,11 @@ TEST(DecodeAttention, BitsDoNotDependOnTheBatch) {
       args.queries = device.queries.data() + i;
       args.num_queries = 1;
       args.max_context = query.context + 700;
-      decode_attention(args, Stream{});
+      decode_attention(args, stream);
       const std::vector<std::uint16_t> alone = bits(device.out.download());
       EXPECT_TRUE(std::equal(alone.begin() + query.row * width, alone.begin() + (query.row + 1) * width,
                              together.begin() + query.row * width))
-          << type_name(type) << " context " << query.context;
+          << type_name(type) << " sm " << sm << " context " << query.context;
     }
   }
 }

@@ -178,6 +178,15 @@ Workspace workspace() {
   return {memory.data(), memory.size()};
 }
 
+/// Tiles of SM90, then those of SM80.
+int num_tiles() {
+  return num_gemm_tiles() + num_sm80_shapes();
+}
+std::unique_ptr<Gemm> make_gemm(const GemmProblem& problem, int tile) {
+  const int sm80 = tile - num_gemm_tiles();
+  return sm80 < 0 ? make_tile_gemm(problem, tile, workspace()) : make_sm80_gemm(problem, sm80, workspace());
+}
+
 /// The output of one launch, and whether what it must not touch is as it was.
 struct Output {
   std::vector<double> y;
@@ -199,7 +208,7 @@ Output run(const Operands& o, const Finish& f, int tile, const DeviceArray<Bf16>
   problem.bias = f.bias ? o.bias.data() : nullptr;
   problem.y = y.data();
   problem.residual = f.in_place ? reinterpret_cast<const Bf16*>(y.data()) : residual.data();
-  const std::unique_ptr<Gemm> gemm = make_tile_gemm(problem, tile, workspace());
+  const std::unique_ptr<Gemm> gemm = make_gemm(problem, tile);
   exists = gemm != nullptr;
   Output result;
   if (!exists) return result;
@@ -255,7 +264,7 @@ void check_shape(WeightType type, const Shape& shape, std::span<const Finish> fi
   for (const Finish& f : finishes) {
     const std::vector<double> want = expected(operands, f, products, residual_values);
     const double scale = rms(want);
-    for (int tile = 0; tile < num_gemm_tiles(); ++tile) {
+    for (int tile = 0; tile < num_tiles(); ++tile) {
       bool exists = false;
       const Output got = run(operands, f, tile, residual, exists);
       if (!exists) continue;
@@ -312,7 +321,7 @@ TEST(TileGemmTest, ProgrammaticLaunchesWaitForEachOther) {
   const int m = 130, width = 1024;
   const std::vector<Bf16> x = random_bf16(static_cast<std::size_t>(m + 6) * width, 1.0f);
   const DeviceArray<Bf16> w(random_bf16(static_cast<std::size_t>(width) * width, 0.03f));
-  for (int tile = 0; tile < num_gemm_tiles(); ++tile) {
+  for (int tile = 0; tile < num_tiles(); ++tile) {
     DeviceArray<Bf16> a(x), b(x);
     GemmProblem problem;
     problem.w = {WeightType::kBf16, width, width, w.data(), nullptr, nullptr};
@@ -321,13 +330,14 @@ TEST(TileGemmTest, ProgrammaticLaunchesWaitForEachOther) {
     problem.x = a.data();
     problem.y = b.data();
     problem.residual = b.data();
-    const auto forth = make_tile_gemm(problem, tile, workspace());
+    const auto forth = make_gemm(problem, tile);
     problem.x = b.data();
     problem.y = a.data();
     problem.residual = a.data();
-    const auto back = make_tile_gemm(problem, tile, workspace());
+    const auto back = make_gemm(problem, tile);
     std::vector<std::vector<Bf16>> results;
-    for (bool programmatic : {false, true}) {
+    const bool sm90 = tile < num_gemm_tiles();  // others wait for their predecessors anyway
+    for (bool programmatic : {false, sm90}) {
       a.upload(x);
       b.upload(x);
       cudaStream_t stream;
@@ -358,6 +368,41 @@ TEST(TileGemmTest, RefusesOtherProblems) {
   problem.w = {WeightType::kBf16, 128, 128, nullptr, nullptr, nullptr};
   EXPECT_EQ(make_tile_gemm(problem, num_gemm_tiles(), {}), nullptr);
   EXPECT_EQ(make_tile_gemm(problem, -1, {}), nullptr);
+}
+
+TEST(Sm80GemmTest, RefusesOtherProblems) {
+  GemmProblem problem;
+  problem.max_m = 128;
+  problem.w = {WeightType::kInt8, 128, 128, nullptr, nullptr, nullptr};
+  EXPECT_EQ(make_sm80_gemm(problem, 0, {}), nullptr);
+  problem.w = {WeightType::kFp8Block, 128, 128, nullptr, nullptr, nullptr};
+  EXPECT_EQ(make_sm80_gemm(problem, 0, {}), nullptr);
+  problem.w = {WeightType::kBf16, 120, 128, nullptr, nullptr, nullptr};
+  EXPECT_EQ(make_sm80_gemm(problem, 0, {}), nullptr);
+  problem.w = {WeightType::kFp8, 128, 48, nullptr, nullptr, nullptr};
+  EXPECT_EQ(make_sm80_gemm(problem, 0, {}), nullptr);
+  problem.w = {WeightType::kBf16, 128, 128, nullptr, nullptr, nullptr};
+  EXPECT_EQ(make_sm80_gemm(problem, num_sm80_shapes(), {}), nullptr);
+  EXPECT_EQ(make_sm80_gemm(problem, -1, {}), nullptr);
+}
+
+/// Shape 0 gives a row the same bits among any number of others.
+TEST(Sm80GemmTest, RowsOfShape0DoNotDependOnTheirNumber) {
+  AOTLLM_NEEDS_GPU();
+  const Shape shape{300, 304, 1040, 2064};
+  const Operands operands(WeightType::kBf16, shape);
+  GemmProblem problem = operands.problem();
+  DeviceArray<Bf16> y(static_cast<std::size_t>(shape.max_m) * shape.n);
+  problem.y = y.data();
+  const auto gemm = make_sm80_gemm(problem, 0, workspace());
+  gemm->launch(shape.m, {nullptr, false, 80});
+  const std::vector<Bf16> all = y.download();
+  for (const int m : {1, 7, 128, 129}) {
+    y.fill(0xFF);
+    gemm->launch(m, {nullptr, false, 80});
+    const std::vector<Bf16> some = y.download();
+    EXPECT_EQ(std::memcmp(all.data(), some.data(), sizeof(Bf16) * static_cast<std::size_t>(m) * shape.n), 0) << m;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, TileGemmTest,

@@ -1,0 +1,11 @@
+#include <utility>
+
+#include "sm80/gemm_kernel.cuh"
+
+namespace aotllm::cuda::sm80 {
+
+Kernel bf16_kernel(int shape) {
+  return kernel_of<Bf16Type>(shape, std::make_integer_sequence<int, kNumTileShapes>());
+}
+
+}  // namespace aotllm::cuda::sm80
