@@ -3,6 +3,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "comm/peer_exchange.cuh"
 
 namespace aotllm::cuda {
@@ -14,8 +15,8 @@ constexpr int kUnrolled = 4;
 // has the same vectors in all loops, so that `out` may be the memory that is read.
 template <int kRanks, bool kTwoShots>
 __global__ void __launch_bounds__(kPeerThreads) all_reduce_kernel(const PeerView view, const AllReduceArgs args) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   const std::uint32_t call = begin_call(view);
   const std::size_t slot = call % 2 * view.capacity;
   const std::int64_t vectors = static_cast<std::int64_t>(args.rows) * (args.width / 8);
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kPeerThreads) all_reduce_kernel(const PeerView
 
 // The first wait tells that rank 0 is done with what was gathered before, the second one that all is there.
 __global__ void __launch_bounds__(kPeerThreads) gather_kernel(const PeerView view, const GatherArgs args) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   const std::uint32_t call = begin_call(view);
   exchange(view, 0, call);
   const int width = args.columns / 4;

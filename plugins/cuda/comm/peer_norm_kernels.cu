@@ -2,6 +2,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "comm/peer_exchange.cuh"
 
 namespace aotllm::cuda {
@@ -84,8 +85,8 @@ __device__ inline void emit(const RmsNormArgs& norm, int row, int i, bool inside
 template <int kRanks>
 __global__ void __launch_bounds__(kPeerThreads)
     all_reduce_norm_kernel(const PeerView view, const AllReduceArgs args, const RmsNormArgs norm) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   const std::uint32_t call = begin_call(view);
   const std::size_t slot = call % 2 * view.capacity;
   const int vectors = args.width / 8;

@@ -1,6 +1,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "elementwise/bf16x8.cuh"
 #include "elementwise/elementwise.h"
 
@@ -15,8 +16,8 @@ constexpr int kChunk = kThreads * kVectors;
 __global__ void __launch_bounds__(kThreads)
     embedding_kernel(const std::int32_t* tokens, const __nv_bfloat16* table, int width, float scale, __nv_bfloat16* out,
                      TokenRange held, const std::int32_t* fed) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   int id = __ldcg(tokens + blockIdx.x);
   if (id < 0 && fed != nullptr) id = __ldcg(fed - 1 - id);
   const int token = id < 0 ? -1 : id - held.begin;

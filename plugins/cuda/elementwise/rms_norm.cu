@@ -3,6 +3,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "elementwise/bf16x8.cuh"
 #include "elementwise/elementwise.h"
 #include "elementwise/rms_norm_plan.h"
@@ -176,14 +177,14 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormArgs
   using Worker = RowWorker<kVectors, kCodes, kNormalizes>;
   constexpr bool kAhead = Worker::kInRegisters;
   __shared__ ReductionScratch scratch[2];
-  cudaTriggerProgrammaticLaunchCompletion();
+  release_successor();
   if (threadIdx.x < kMaxWarps) {
     for (ReductionScratch& half : scratch) half.squares[threadIdx.x] = half.largest[threadIdx.x] = 0;
   }
   const Worker worker(args);
   const float inverse_width = 1.0f / static_cast<float>(args.width);
   if constexpr (kNormalizes || kCodes == Codes::kPerRow) __syncthreads();
-  cudaGridDependencySynchronize();
+  wait_for_predecessor();
   uint4 x[kVectors];
   worker.load_row(static_cast<int>(blockIdx.x), x);
   int parity = 0;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "elementwise/elementwise.h"
 #include "elementwise/rope_rotation.cuh"
 
@@ -40,9 +41,9 @@ __global__ void __launch_bounds__(kMaxThreads, kChunk == 8 ? kResidentBlocks : 1
   extern __shared__ float2 rotation[];
   const int threads = static_cast<int>(blockDim.x);
   const int thread = static_cast<int>(threadIdx.x);
-  cudaTriggerProgrammaticLaunchCompletion();
+  release_successor();
   const float frequency = thread < args.rotary_half ? __ldg(args.inv_freq + thread) : 0.0f;
-  cudaGridDependencySynchronize();
+  wait_for_predecessor();
 
   using Rotation = RowRotation<kChunk, kPairs>;
   const Rotation work{args, layout, rotation, static_cast<std::int64_t>(blockIdx.x)};

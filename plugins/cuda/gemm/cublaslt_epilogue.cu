@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "chain.cuh"
 #include "elementwise/bf16x8.cuh"
 
 namespace aotllm::cuda {
@@ -17,8 +18,8 @@ __device__ inline float activate(float x, Activation activation) {
 
 // The same 8 values of gate and up lie side by side, in the product as in the bias.
 __global__ void __launch_bounds__(kThreads) gated_kernel(const CublasLtEpilogue args) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   const int groups = args.n / 16;
   const std::int64_t total = static_cast<std::int64_t>(args.m) * groups;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
@@ -92,14 +93,14 @@ __device__ void store_values(__nv_bfloat16* address, const float (&values)[kWidt
 // y = softcap(product + bias + residual), kWidth columns a thread. Grid: (columns, rows).
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const CublasLtEpilogue args) {
-  cudaTriggerProgrammaticLaunchCompletion();
+  release_successor();
   const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
   float bias[kWidth] = {};
   if (args.bias != nullptr && column < args.n) {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) bias[e] = __ldg(args.bias + column + e);
   }
-  cudaGridDependencySynchronize();
+  wait_for_predecessor();
   if (column >= args.n) return;
   for (int row = static_cast<int>(blockIdx.y); row < args.m; row += static_cast<int>(gridDim.y)) {
     const std::int64_t at = static_cast<std::int64_t>(row) * args.n + column;

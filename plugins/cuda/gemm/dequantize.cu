@@ -3,6 +3,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "gemm/int_layout.h"
 
 namespace aotllm::cuda {
@@ -72,8 +73,8 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(const DequantizeAr
     }
   }
   __syncthreads();
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();  // `out` is scratch that the kernel before may read
+  release_successor();
+  wait_for_predecessor();  // `out` is scratch that the kernel before may read
   constexpr int kEights = kIntColumns / 8;
 #pragma unroll
   for (int i = 0; i < kIntRows * kEights / kThreads; ++i) {

@@ -1,10 +1,10 @@
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <cstdint>
 
+#include "chain.cuh"
 #include "sampling/row_split.cuh"
 #include "sampling/sampling.h"
+#include "sampling/team.cuh"
 
 namespace aotllm::cuda {
 namespace {
@@ -75,14 +75,14 @@ __device__ Best best_of_part(const float* row, int vocab_size, int block) {
 
 /// One cluster of kBlocks for each row.
 template <int kBlocks, int kThreads>
-__global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads) greedy_kernel(const SamplingArgs args) {
+__global__ void AOTLLM_BLOCKS_OF_ROW(kBlocks) __launch_bounds__(kThreads) greedy_kernel(const SamplingArgs args) {
   constexpr int kWarps = kThreads / 32;
   __shared__ std::uint64_t of_warps[kWarps];
   __shared__ std::uint64_t of_blocks[kBlocks];
-  const auto cluster = cooperative_groups::this_cluster();
-  cudaTriggerProgrammaticLaunchCompletion();
-  if constexpr (kBlocks > 1) cluster.barrier_arrive();
-  cudaGridDependencySynchronize();
+  using Cluster = Team<kBlocks>;
+  release_successor();
+  Cluster::arrive();
+  wait_for_predecessor();
   const int block = static_cast<int>(blockIdx.x) % kBlocks;
   const int index = static_cast<int>(blockIdx.x) / kBlocks;
   const float* row = args.logits + static_cast<std::size_t>(index) * args.vocab_size;
@@ -92,9 +92,9 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads) gree
   std::uint64_t best = 0;
   if (threadIdx.x < 32) best = warp_max(threadIdx.x < kWarps ? of_warps[threadIdx.x] : 0);
   if constexpr (kBlocks > 1) {
-    cluster.barrier_wait();  // all blocks run, so that their memory is there
-    if (threadIdx.x == 0) *cluster.map_shared_rank(&of_blocks[block], 0) = best;
-    cluster.sync();
+    Cluster::wait();  // all blocks run, so that their memory is there
+    if (threadIdx.x == 0) *Cluster::map_shared_rank(&of_blocks[block], 0) = best;
+    Cluster::sync();
     if (block == 0 && threadIdx.x < 32) best = warp_max(threadIdx.x < kBlocks ? of_blocks[threadIdx.x] : 0);
   }
   if (block == 0 && threadIdx.x == 0) args.tokens[index] = token_of(best);
@@ -110,6 +110,7 @@ void launch_greedy(const SamplingArgs& args, const Stream& stream) {
 
 void sample_greedy(const SamplingArgs& args, const Stream& stream) {
   if (args.num_rows == 0) return;
+  if (stream.sm < 90) return launch_greedy<1, 1024>(args, stream);
   // Measured: many blocks for each row until all rows together fill the GPU.
   if (args.num_rows <= 24) {
     launch_greedy<8, 1024>(args, stream);

@@ -1,9 +1,8 @@
-#include <cooperative_groups.h>
-
 #include <limits>
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "sampling/row_search.cuh"
 #include "sampling/sampling.h"
 
@@ -26,7 +25,8 @@ __device__ void write_nothing(const RowLogprobsArgs& args, int index) {
   }
 }
 
-__device__ void write_row(const RowLogprobsArgs& args, int index, Row& row) {
+template <int kBlocks>
+__device__ void write_row(const RowLogprobsArgs& args, int index, Row<kBlocks>& row) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const bool speaks = row.cluster().block_rank() == 0;
   const int source = args.rows == nullptr ? index : args.rows[index];
@@ -50,7 +50,7 @@ __device__ void write_row(const RowLogprobsArgs& args, int index, Row& row) {
   const std::uint32_t floor =
       row.floor_of_top(static_cast<std::uint32_t>(count), {max_logit, kBins / kBinnedRange}, kMinusInfinity);
   const Bins bins = bins_between(max_logit, floor);
-  row.histogram<false>(bins, weights, floor);
+  row.template histogram<false>(bins, weights, floor);
   const Prefix last = row.find(false, static_cast<std::uint64_t>(count), bins, weights, floor);
   std::uint64_t* places = row.shared().merged_mass;
   row.collect(last.place, places);
@@ -61,15 +61,28 @@ __device__ void write_row(const RowLogprobsArgs& args, int index, Row& row) {
   }
 }
 
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 2)
+/// One cluster of kBlocks for each row.
+template <int kBlocks>
+__global__ void AOTLLM_BLOCKS_OF_ROW(kBlocks) __launch_bounds__(kThreads, 2)
     row_logprobs_kernel(const RowLogprobsArgs args) {
   extern __shared__ __align__(16) unsigned char shared[];
-  cudaTriggerProgrammaticLaunchCompletion();
-  Row row(shared, args.vocab_size);
+  release_successor();
+  const int index = static_cast<int>(blockIdx.x) / kBlocks;
+  Row<kBlocks> row(shared, args.vocab_size, static_cast<std::uint32_t*>(args.workspace), index);
   row.cluster().sync();  // all blocks run, so that their memory is there
-  cudaGridDependencySynchronize();
-  write_row(args, static_cast<int>(blockIdx.x) / kClusterSize, row);
+  wait_for_predecessor();
+  write_row(args, index, row);
   row.cluster().sync();  // nobody reads it any more
+}
+
+template <int kBlocks>
+void launch_row_logprobs(const RowLogprobsArgs& args, const Stream& stream) {
+  const std::size_t bytes = shared_bytes(args.vocab_size, kBlocks);
+  check(cudaFuncSetAttribute(row_logprobs_kernel<kBlocks>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "shared memory of log-probabilities");
+  launch(row_logprobs_kernel<kBlocks>, dim3(static_cast<unsigned>(args.num_rows) * kBlocks), dim3(kThreads), bytes,
+         stream, args);
 }
 
 }  // namespace
@@ -82,11 +95,8 @@ void row_logprobs(const RowLogprobsArgs& args, const Stream& stream) {
                                           std::to_string(args.vocab_size) + " here, and list at most 256, " +
                                           std::to_string(args.num_top) + " here");
   }
-  const std::size_t bytes = shared_bytes(args.vocab_size);
-  check(cudaFuncSetAttribute(row_logprobs_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "shared memory of log-probabilities");
-  launch(row_logprobs_kernel, dim3(static_cast<unsigned>(args.num_rows) * kClusterSize), dim3(kThreads), bytes, stream,
-         args);
+  check_sampling_workspace(args.workspace_bytes, args.num_rows, args.vocab_size, stream);
+  stream.sm < 90 ? launch_row_logprobs<1>(args, stream) : launch_row_logprobs<kClusterSize>(args, stream);
 }
 
 }  // namespace aotllm::cuda

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include <cfloat>
@@ -10,22 +9,22 @@
 #include "sampling/adjustment.cuh"
 #include "sampling/row_split.cuh"
 #include "sampling/sampling.h"
+#include "sampling/team.cuh"
 
 // A row of logits spread over the shared memory of a cluster, and searches in its order: most likely first, the lower
-// id first among equals.
+// id first among equals. Before SM90 there are no clusters: a single block has the row, in global memory.
 namespace aotllm::cuda::row_search {
 
-constexpr int kClusterSize = 8;  // blocks that share a row
+constexpr int kClusterSize = 8;  // blocks that share a row, where there are clusters
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBins = 768;  // of a histogram; so many that two blocks with 19,000 logits each fit into an SM
-constexpr int kSlice = kBins / kClusterSize;
+constexpr int kBins = 768;          // of a histogram; so many that two blocks with 19,000 logits each fit into an SM
 constexpr int kListCapacity = 256;  // tokens that are compared with one another
 constexpr int kIdBits = 19;
 constexpr std::uint32_t kIdMask = (1U << kIdBits) - 1;
 
 static_assert(kMaxSampledVocab <= 1 << kIdBits);
-static_assert(kBins % kClusterSize == 0 && kSlice <= kThreads && kBins <= 2 * kThreads);
+static_assert(kBins % kClusterSize == 0 && kBins <= 2 * kThreads);
 
 /// Decreases from token to token in the row's order.
 __device__ inline std::uint64_t place_of(std::uint32_t key, std::int32_t id) {
@@ -188,22 +187,29 @@ struct alignas(16) Shared {
 
 /// A block's slots hold keys of consecutive tokens: slot s is token first + s. The first 4 are for what the row has
 /// before its units of 4 tokens (see RowSplit), the last ones for what it has behind them; 0 where there is none.
-__host__ __device__ inline int slots_per_block(int vocab_size) {
-  return 4 * RowSplit::units_per_block(vocab_size, kClusterSize) + 8;
+__host__ __device__ inline int slots_per_block(int vocab_size, int num_blocks) {
+  return 4 * RowSplit::units_per_block(vocab_size, num_blocks) + 8;
+}
+inline std::size_t slot_bytes(int vocab_size, int num_blocks) {
+  return static_cast<std::size_t>(slots_per_block(vocab_size, num_blocks)) * sizeof(std::uint32_t);
 }
 
-inline std::size_t shared_bytes(int vocab_size) {
-  return sizeof(Shared) + static_cast<std::size_t>(slots_per_block(vocab_size)) * sizeof(std::uint32_t);
+/// Shared memory of a block; a single block has its slots elsewhere.
+inline std::size_t shared_bytes(int vocab_size, int num_blocks) {
+  return sizeof(Shared) + (num_blocks == 1 ? 0 : slot_bytes(vocab_size, num_blocks));
 }
 
 /// One block's part in the work on a row. All methods are for all threads of all blocks of the cluster, and give the
 /// same to each.
+template <int kBlocks>
 class Row {
  public:
-  __device__ Row(unsigned char* shared, int vocab_size)
+  /// `slots` is for a single block: memory for those of all rows, one behind the other; `index` is the row's.
+  __device__ Row(unsigned char* shared, int vocab_size, std::uint32_t* slots, int index)
       : s_(*reinterpret_cast<Shared*>(shared)),
-        keys_(reinterpret_cast<std::uint32_t*>(shared + sizeof(Shared))),
-        num_slots_(slots_per_block(vocab_size)),
+        num_slots_(slots_per_block(vocab_size, kBlocks)),
+        keys_(kBlocks == 1 ? slots + static_cast<std::size_t>(index) * static_cast<std::size_t>(num_slots_)
+                           : reinterpret_cast<std::uint32_t*>(shared + sizeof(Shared))),
         stretch_((num_slots_ + 128 * kWarps - 1) / (128 * kWarps) * 128),
         vocab_size_(vocab_size) {}
 
@@ -271,7 +277,7 @@ class Row {
     });
   }
 
-  __device__ auto cluster() const { return cooperative_groups::this_cluster(); }
+  __device__ static Team<kBlocks> cluster() { return {}; }
 
  private:
   /// Calls `visit(keys, id)` for 4 tokens from `id` on at a time, all lanes of a warp together: a warp goes through a
@@ -290,6 +296,8 @@ class Row {
   __device__ void clear_histogram();
   __device__ void add(const int (&bins)[4], const std::uint64_t (&masses)[4], const bool (&wanted)[4]);
   template <bool kMasses>
+  __device__ void exchange(Shared::Cumulated& to);
+  template <bool kMasses>
   __device__ void cumulate(Shared::Cumulated& to);
   __device__ int crossing_bin(const Shared::Cumulated& in, bool by_mass, std::uint64_t target);
   __device__ void refine(Interval& interval, bool by_mass, std::uint64_t target, const Weights& weights);
@@ -297,8 +305,8 @@ class Row {
   __device__ Prefix pick(const Interval& interval, bool by_mass, std::uint64_t target, const Weights& weights);
 
   Shared& s_;
-  std::uint32_t* keys_;
   int num_slots_;
+  std::uint32_t* keys_;
   int stretch_;  // slots of a warp
   int vocab_size_;
   int first_ = 0;

@@ -7,10 +7,11 @@
 namespace aotllm::cuda::row_search {
 
 /// Keys of the block's part of `row`, to their slots.
-__device__ inline void Row::read(const float* row) {
+template <int kBlocks>
+__device__ void Row<kBlocks>::read(const float* row) {
   const int rank = static_cast<int>(cluster().block_rank());
   const int thread = static_cast<int>(threadIdx.x);
-  const RowSplit split(row, vocab_size_, rank, kClusterSize);
+  const RowSplit split(row, vocab_size_, rank, kBlocks);
   first_ = split.head + 4 * split.begin - 4;
   if (thread < 4) {
     const int id = first_ + thread;
@@ -34,13 +35,14 @@ __device__ inline void Row::read(const float* row) {
   }
   for (int slot = 4 + 4 * (split.end - split.begin) + thread; slot < num_slots_; slot += kThreads) {
     const int id = first_ + slot;
-    keys_[slot] = rank == kClusterSize - 1 && id < vocab_size_ ? key_of(row[id]) : 0;
+    keys_[slot] = rank == kBlocks - 1 && id < vocab_size_ ? key_of(row[id]) : 0;
   }
   __syncthreads();
 }
 
 /// Applies mask and penalties to the block's part.
-__device__ inline void Row::adjust(const Adjustment& adjustment) {
+template <int kBlocks>
+__device__ void Row<kBlocks>::adjust(const Adjustment& adjustment) {
 #pragma unroll 1
   for (int slot = static_cast<int>(threadIdx.x); slot < num_slots_; slot += kThreads) {
     const std::uint32_t key = keys_[slot];
@@ -49,7 +51,8 @@ __device__ inline void Row::adjust(const Adjustment& adjustment) {
   __syncthreads();
 }
 
-__device__ inline std::uint64_t Row::best() {
+template <int kBlocks>
+__device__ std::uint64_t Row<kBlocks>::best() {
   const int rank = static_cast<int>(cluster().block_rank());
   const int thread = static_cast<int>(threadIdx.x);
   std::uint32_t best_key = 0;
@@ -67,15 +70,16 @@ __device__ inline std::uint64_t Row::best() {
   __syncthreads();
   if (thread < 32) {
     const std::uint64_t best_of_block = warp_max(thread < kWarps ? s_.scratch[thread] : 0);
-    if (thread < kClusterSize) *cluster().map_shared_rank(&s_.exchange[rank], thread) = best_of_block;
+    if (thread < kBlocks) *cluster().map_shared_rank(&s_.exchange[rank], thread) = best_of_block;
   }
   cluster().sync();
   std::uint64_t best = 0;
-  for (int block = 0; block < kClusterSize; ++block) best = max(best, s_.exchange[block]);
+  for (int block = 0; block < kBlocks; ++block) best = max(best, s_.exchange[block]);
   return best;
 }
 
-__device__ inline void Row::clear_histogram() {
+template <int kBlocks>
+__device__ void Row<kBlocks>::clear_histogram() {
   for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kThreads) {
     s_.count[bin] = 0;
     s_.mass_low[bin] = 0;
@@ -86,7 +90,8 @@ __device__ inline void Row::clear_histogram() {
 
 /// Takes up to 4 tokens into the histogram, side by side. A weight is added in two native 32-bit additions, since one
 /// of 64 bits would be a loop; each sees its own carry.
-__device__ inline void Row::add(const int (&bins)[4], const std::uint64_t (&masses)[4], const bool (&wanted)[4]) {
+template <int kBlocks>
+__device__ void Row<kBlocks>::add(const int (&bins)[4], const std::uint64_t (&masses)[4], const bool (&wanted)[4]) {
   std::uint32_t before[4] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -104,20 +109,22 @@ __device__ inline void Row::add(const int (&bins)[4], const std::uint64_t (&mass
   }
 }
 
-/// Adds up the histograms of the cluster's blocks, each block a slice of the bins for all, then over the bins.
+/// The sums of all blocks' histograms to each of them, in slices.
+template <int kBlocks>
 template <bool kMasses>
-__device__ void Row::cumulate(Shared::Cumulated& to) {
+__device__ void Row<kBlocks>::exchange(Shared::Cumulated& to) {
   const auto blocks = cluster();
   const int thread = static_cast<int>(threadIdx.x);
   blocks.sync();
+  constexpr int kSlice = kBins / kBlocks;
   constexpr int kParts = 4;  // threads that share a bin, each with every fourth block
-  static_assert(kSlice * kParts <= kThreads && kSlice * kParts % 32 == 0 && kClusterSize % kParts == 0);
+  static_assert(kSlice * kParts <= kThreads && kSlice * kParts % 32 == 0 && kBlocks % kParts == 0);
   if (thread < kSlice * kParts) {
     const int bin = static_cast<int>(blocks.block_rank()) * kSlice + thread / kParts;
     std::uint32_t count = 0;
     std::uint64_t mass = 0;
 #pragma unroll
-    for (int block = thread % kParts; block < kClusterSize; block += kParts) {
+    for (int block = thread % kParts; block < kBlocks; block += kParts) {
       const Shared& other = *blocks.map_shared_rank(&s_, block);
       count += other.count[bin];
       if constexpr (kMasses) mass += (static_cast<std::uint64_t>(other.mass_high[bin]) << 32) + other.mass_low[bin];
@@ -128,13 +135,30 @@ __device__ void Row::cumulate(Shared::Cumulated& to) {
       if constexpr (kMasses) mass += __shfl_xor_sync(~0U, mass, part);
     }
 #pragma unroll
-    for (int block = thread % kParts; block < kClusterSize; block += kParts) {
+    for (int block = thread % kParts; block < kBlocks; block += kParts) {
       Shared::Cumulated& other = *blocks.map_shared_rank(&to, block);
       other.count[bin] = count;
       if constexpr (kMasses) other.mass[bin] = mass;
     }
   }
   blocks.sync();
+}
+
+/// Adds up the histograms of the cluster's blocks, then over the bins.
+template <int kBlocks>
+template <bool kMasses>
+__device__ void Row<kBlocks>::cumulate(Shared::Cumulated& to) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+    for (int bin = thread; bin < kBins; bin += kThreads) {
+      to.count[bin] = s_.count[bin];
+      if constexpr (kMasses) to.mass[bin] = (static_cast<std::uint64_t>(s_.mass_high[bin]) << 32) + s_.mass_low[bin];
+    }
+    __syncthreads();
+  } else {
+    exchange<kMasses>(to);
+  }
   const int bin = 2 * thread;
   const bool mine = bin < kBins;
   const std::uint32_t second = mine ? to.count[bin + 1] : 0;
@@ -154,8 +178,9 @@ __device__ void Row::cumulate(Shared::Cumulated& to) {
   __syncthreads();
 }
 
+template <int kBlocks>
 template <bool kMasses>
-__device__ void Row::histogram(const Bins& bins, const Weights& weights, std::uint32_t floor) {
+__device__ void Row<kBlocks>::histogram(const Bins& bins, const Weights& weights, std::uint32_t floor) {
   clear_histogram();
   if constexpr (kMasses) {
     const auto wanted = [&](std::uint32_t key, int) { return key >= floor; };
@@ -168,7 +193,8 @@ __device__ void Row::histogram(const Bins& bins, const Weights& weights, std::ui
   cumulate<kMasses>(s_.row);
 }
 
-__device__ inline std::uint32_t Row::floor_of_top(std::uint32_t count, const Bins& bins, std::uint32_t floor) {
+template <int kBlocks>
+__device__ std::uint32_t Row<kBlocks>::floor_of_top(std::uint32_t count, const Bins& bins, std::uint32_t floor) {
   clear_histogram();
   if (best_key_ >= floor) atomicAdd(&s_.count[bins(best_key_)], 1U);
   cumulate<false>(s_.row);
@@ -176,7 +202,8 @@ __device__ inline std::uint32_t Row::floor_of_top(std::uint32_t count, const Bin
   return keys_of(crossing_bin(false, count), bins, floor).x;
 }
 
-__device__ inline int Row::crossing_bin(const Shared::Cumulated& in, bool by_mass, std::uint64_t target) {
+template <int kBlocks>
+__device__ int Row<kBlocks>::crossing_bin(const Shared::Cumulated& in, bool by_mass, std::uint64_t target) {
   const auto sum = [&](int bin) -> std::uint64_t {
     if (bin < 0) return 0;
     return by_mass ? in.mass[bin] : in.count[bin];
@@ -191,7 +218,8 @@ __device__ inline int Row::crossing_bin(const Shared::Cumulated& in, bool by_mas
   return bin;
 }
 
-__device__ inline uint2 Row::keys_of(int bin, const Bins& bins, std::uint32_t floor) {
+template <int kBlocks>
+__device__ uint2 Row<kBlocks>::keys_of(int bin, const Bins& bins, std::uint32_t floor) {
   const std::uint32_t highest = key_of(bins.max);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 2) {  // the first key of the bin, and that of the bin above
@@ -206,8 +234,9 @@ __device__ inline uint2 Row::keys_of(int bin, const Bins& bins, std::uint32_t fl
   return keys;
 }
 
-__device__ inline Prefix Row::find(bool by_mass, std::uint64_t target, const Bins& bins, const Weights& weights,
-                                   std::uint32_t floor) {
+template <int kBlocks>
+__device__ Prefix Row<kBlocks>::find(bool by_mass, std::uint64_t target, const Bins& bins, const Weights& weights,
+                                     std::uint32_t floor) {
   const int bin = crossing_bin(s_.row, by_mass, target);
   const uint2 keys = keys_of(bin, bins, floor);
   Interval interval;
@@ -224,7 +253,8 @@ __device__ inline Prefix Row::find(bool by_mass, std::uint64_t target, const Bin
 }
 
 /// Narrows `interval` to one of 256 to 512 equal parts, the one with the target in it.
-__device__ inline void Row::refine(Interval& interval, bool by_mass, std::uint64_t target, const Weights& weights) {
+template <int kBlocks>
+__device__ void Row<kBlocks>::refine(Interval& interval, bool by_mass, std::uint64_t target, const Weights& weights) {
   static_assert(kBins >= 512);
   const int shift = max(0, 64 - __clzll(static_cast<long long>(interval.high - interval.low)) - 9);
   clear_histogram();
@@ -252,7 +282,8 @@ __device__ inline void Row::refine(Interval& interval, bool by_mass, std::uint64
 }
 
 /// Puts the cluster's places in [low, high] into `merged`, in any order; their number, at most kListCapacity.
-__device__ inline std::uint32_t Row::gather(std::uint64_t low, std::uint64_t high) {
+template <int kBlocks>
+__device__ std::uint32_t Row<kBlocks>::gather(std::uint64_t low, std::uint64_t high) {
   const auto blocks = cluster();
   std::uint64_t* list = s_.list[list_];
   std::uint32_t* size = &s_.list_size[list_];
@@ -265,25 +296,26 @@ __device__ inline std::uint32_t Row::gather(std::uint64_t low, std::uint64_t hig
   });
   blocks.sync();
   // Warps share the lists out; each knows from all sizes where its list goes.
-  static_assert(kWarps % kClusterSize == 0);
+  static_assert(kWarps % kBlocks == 0);
   const std::uint32_t lane = threadIdx.x % 32;
   const std::uint32_t warp = threadIdx.x / 32;
-  const std::uint32_t each = lane < kClusterSize ? *blocks.map_shared_rank(size, lane) : 0;
+  const std::uint32_t each = lane < kBlocks ? *blocks.map_shared_rank(size, lane) : 0;
   const std::uint32_t ends = warp_inclusive_sum(each);
-  const std::uint32_t block = warp % kClusterSize;
+  const std::uint32_t block = warp % kBlocks;
   const std::uint32_t count = __shfl_sync(~0U, each, block);
   std::uint64_t* to = s_.merged + __shfl_sync(~0U, ends, block) - count;
   const std::uint64_t* from = blocks.map_shared_rank(list, block);
 #pragma unroll 1
-  for (std::uint32_t i = lane + 32 * (warp / kClusterSize); i < count; i += 32 * (kWarps / kClusterSize)) {
+  for (std::uint32_t i = lane + 32 * (warp / kBlocks); i < count; i += 32 * (kWarps / kBlocks)) {
     to[i] = from[i];
   }
   __syncthreads();
   return __shfl_sync(~0U, ends, 31);
 }
 
-__device__ inline Prefix Row::pick(const Interval& interval, bool by_mass, std::uint64_t target,
-                                   const Weights& weights) {
+template <int kBlocks>
+__device__ Prefix Row<kBlocks>::pick(const Interval& interval, bool by_mass, std::uint64_t target,
+                                     const Weights& weights) {
   static_assert(kListCapacity <= kThreads);
   const std::uint32_t count = gather(interval.low, interval.high);
   const std::uint32_t thread = threadIdx.x;
@@ -308,7 +340,8 @@ __device__ inline Prefix Row::pick(const Interval& interval, bool by_mass, std::
   return found;
 }
 
-__device__ inline void Row::collect(std::uint64_t last, std::uint64_t* places) {
+template <int kBlocks>
+__device__ void Row<kBlocks>::collect(std::uint64_t last, std::uint64_t* places) {
   const std::uint32_t count = gather(last, ~std::uint64_t{0});
   if (threadIdx.x < count) {
     const std::uint64_t own = s_.merged[threadIdx.x];
@@ -320,7 +353,8 @@ __device__ inline void Row::collect(std::uint64_t last, std::uint64_t* places) {
   __syncthreads();
 }
 
-__device__ inline std::uint64_t Row::total_mass(const Weights& weights, std::uint32_t floor) {
+template <int kBlocks>
+__device__ std::uint64_t Row<kBlocks>::total_mass(const Weights& weights, std::uint32_t floor) {
   std::uint64_t mass = 0;
   const auto wanted = [&](std::uint32_t key, int) { return key >= floor; };
   for_each_weight(weights, wanted, [&](const uint4&, int, const auto& masses, const auto& want) {
@@ -332,18 +366,19 @@ __device__ inline std::uint64_t Row::total_mass(const Weights& weights, std::uin
   const auto blocks = cluster();
   if (threadIdx.x < 32) {
     mass = warp_sum(threadIdx.x < kWarps ? s_.scratch[threadIdx.x] : 0);
-    if (threadIdx.x < kClusterSize) {
+    if (threadIdx.x < kBlocks) {
       *blocks.map_shared_rank(&s_.exchange_mass[blocks.block_rank()], threadIdx.x) = mass;
     }
   }
   blocks.sync();
   std::uint64_t total = 0;
-  for (int block = 0; block < kClusterSize; ++block) total += s_.exchange_mass[block];
+  for (int block = 0; block < kBlocks; ++block) total += s_.exchange_mass[block];
   return total;
 }
 
-__device__ inline void Row::draw_by_id(double uniform, const Weights& weights, std::uint32_t floor,
-                                       std::int32_t* token) {
+template <int kBlocks>
+__device__ void Row<kBlocks>::draw_by_id(double uniform, const Weights& weights, std::uint32_t floor,
+                                         std::int32_t* token) {
   const int rank = static_cast<int>(cluster().block_rank());
   const std::uint64_t total = total_mass(weights, floor);
   std::uint64_t before = 0;

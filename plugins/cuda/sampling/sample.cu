@@ -1,10 +1,9 @@
-#include <cooperative_groups.h>
-
 #include <cfloat>
 #include <cmath>
 #include <string>
 
 #include "aotllm/errors.h"
+#include "chain.cuh"
 #include "sampling/row_search.cuh"
 #include "sampling/sampling.h"
 #include "sampling/uniform.cuh"
@@ -55,8 +54,9 @@ __device__ void prepare(const RowSampling& params, double log_unreachable, std::
 }
 
 /// Filters and draw by likelihood: the top_k, of those the top_p, of those one.
-__device__ std::int32_t draw_by_place(Row& row, const RowSampling& params, const Draw& draw, const Weights& weights,
-                                      int vocab_size) {
+template <int kBlocks>
+__device__ std::int32_t draw_by_place(Row<kBlocks>& row, const RowSampling& params, const Draw& draw,
+                                      const Weights& weights, int vocab_size) {
   const auto max_logit = static_cast<float>(weights.max);
   // Most tokens are far from the borders: their weights need not be told apart.
   std::uint32_t floor = draw.floor;
@@ -72,7 +72,7 @@ __device__ std::int32_t draw_by_place(Row& row, const RowSampling& params, const
     floor = max(floor, key_of(__double2float_rd(logit)));
   }
   const Bins bins = bins_between(max_logit, floor);
-  row.histogram<true>(bins, weights, floor);
+  row.template histogram<true>(bins, weights, floor);
   const Shared& shared = row.shared();
   const bool cuts = params.top_k > 0 && static_cast<std::uint32_t>(params.top_k) < shared.row.count[kBins - 1];
   Prefix last;  // of the tokens that are left, which are the first ones
@@ -108,7 +108,8 @@ __device__ Adjustment adjustment_of(const SamplingArgs& args, int index, std::in
   return adjustment;
 }
 
-__device__ void sample_row(const SamplingArgs& args, double log_unreachable, int index, Task& task, Row& row) {
+template <int kBlocks>
+__device__ void sample_row(const SamplingArgs& args, double log_unreachable, int index, Task& task, Row<kBlocks>& row) {
   RowSampling fetched;
   if (threadIdx.x == 0) fetched = args.params[index];  // comes while the row does
   row.read(args.logits + static_cast<std::size_t>(index) * args.vocab_size);
@@ -136,21 +137,42 @@ __device__ void sample_row(const SamplingArgs& args, double log_unreachable, int
   if (speaks) *token = drawn;
 }
 
-__global__ void __cluster_dims__(kClusterSize, 1, 1) __launch_bounds__(kThreads, 2)
+/// One cluster of kBlocks for each row.
+template <int kBlocks>
+__global__ void AOTLLM_BLOCKS_OF_ROW(kBlocks) __launch_bounds__(kThreads, 2)
     sample_kernel(const SamplingArgs args, double log_unreachable) {
   extern __shared__ __align__(16) unsigned char shared[];
-  cudaTriggerProgrammaticLaunchCompletion();
-  Row row(shared + sizeof(Task), args.vocab_size);
+  release_successor();
+  const int index = static_cast<int>(blockIdx.x) / kBlocks;
+  Row<kBlocks> row(shared + sizeof(Task), args.vocab_size, static_cast<std::uint32_t*>(args.workspace), index);
   row.cluster().sync();  // all blocks run, so that their memory is there
-  cudaGridDependencySynchronize();
-  sample_row(args, log_unreachable, static_cast<int>(blockIdx.x) / kClusterSize, *reinterpret_cast<Task*>(shared), row);
+  wait_for_predecessor();
+  sample_row(args, log_unreachable, index, *reinterpret_cast<Task*>(shared), row);
   row.cluster().sync();  // nobody reads it any more
+}
+
+template <int kBlocks>
+void launch_sample(const SamplingArgs& args, const Stream& stream) {
+  const double log_unreachable = -53.0 * std::log(2.0) - std::log(static_cast<double>(args.vocab_size));
+  const std::size_t bytes = sizeof(Task) + shared_bytes(args.vocab_size, kBlocks);
+  check(cudaFuncSetAttribute(sample_kernel<kBlocks>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "shared memory of sampling");
+  launch(sample_kernel<kBlocks>, dim3(static_cast<unsigned>(args.num_rows) * kBlocks), dim3(kThreads), bytes, stream,
+         args, log_unreachable);
 }
 
 }  // namespace
 
-std::size_t sampling_workspace_bytes(int /*num_rows*/, int /*vocab_size*/) {
-  return 0;
+std::size_t sampling_workspace_bytes(int num_rows, int vocab_size, int sm) {
+  return sm >= 90 ? 0 : static_cast<std::size_t>(num_rows) * slot_bytes(vocab_size, 1);
+}
+
+void check_sampling_workspace(std::size_t bytes, int num_rows, int vocab_size, const Stream& stream) {
+  const std::size_t needed = sampling_workspace_bytes(num_rows, vocab_size, stream.sm);
+  if (bytes >= needed) return;
+  throw Error(ErrorKind::kInternal,
+              "sampling: workspace of " + std::to_string(bytes) + " bytes, needed: " + std::to_string(needed));
 }
 
 void sample(const SamplingArgs& args, const Stream& stream) {
@@ -160,12 +182,8 @@ void sample(const SamplingArgs& args, const Stream& stream) {
                                           std::to_string(kMaxSampledVocab) + " tokens, not of " +
                                           std::to_string(args.vocab_size));
   }
-  const double log_unreachable = -53.0 * std::log(2.0) - std::log(static_cast<double>(args.vocab_size));
-  const std::size_t bytes = sizeof(Task) + shared_bytes(args.vocab_size);
-  check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "shared memory of sampling");
-  launch(sample_kernel, dim3(static_cast<unsigned>(args.num_rows) * kClusterSize), dim3(kThreads), bytes, stream, args,
-         log_unreachable);
+  check_sampling_workspace(args.workspace_bytes, args.num_rows, args.vocab_size, stream);
+  stream.sm < 90 ? launch_sample<1>(args, stream) : launch_sample<kClusterSize>(args, stream);
 }
 
 }  // namespace aotllm::cuda

@@ -27,8 +27,11 @@ struct SamplingArgs {
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;  ///< at least sampling_workspace_bytes
 };
-/// None at present: blocks of a cluster share what they find through shared memory.
-std::size_t sampling_workspace_bytes(int num_rows, int vocab_size);
+/// Of `sample` and `row_logprobs` with kernels for `sm`. None from SM90 on: blocks of a cluster have a row in their
+/// shared memory; before, it is copied to the workspace.
+std::size_t sampling_workspace_bytes(int num_rows, int vocab_size, int sm = 90);
+/// Throws Error(kInternal) where `bytes` are too few for a launch on `stream`.
+void check_sampling_workspace(std::size_t bytes, int num_rows, int vocab_size, const Stream& stream);
 
 /// Only greedy rows (temperature 0, no mask): arg-max, the lowest id among equals.
 void sample_greedy(const SamplingArgs& args, const Stream& stream);
@@ -66,6 +69,8 @@ struct RowLogprobsArgs {
   double* logprobs = nullptr;            ///< [num_rows]; NaN where the row is damaged or the token none of it
   std::int32_t* top_ids = nullptr;       ///< [num_rows, num_top], most likely first; -1 where there are no more
   double* top_logprobs = nullptr;        ///< [num_rows, num_top]; NaN likewise
+  void* workspace = nullptr;             ///< 16-byte aligned, as in SamplingArgs
+  std::size_t workspace_bytes = 0;       ///< at least sampling_workspace_bytes
 };
 /// Log-probabilities under softmax(logits), to within 4e-9.
 void row_logprobs(const RowLogprobsArgs& args, const Stream& stream);

@@ -1,3 +1,4 @@
+#include "chain.cuh"
 #include "sampling/sampling.h"
 
 namespace aotllm::cuda {
@@ -6,8 +7,8 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads) count_kernel(const CountArgs args) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (i >= args.num_tokens) return;
   const std::int32_t token = args.tokens[i];
@@ -24,8 +25,8 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const CountArgs args) {
 /// A row of blocks for each slot.
 __global__ void __launch_bounds__(kThreads)
     clear_kernel(std::uint32_t* counts, int vocab_size, const std::int32_t* slots) {
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
+  release_successor();
+  wait_for_predecessor();
   std::uint32_t* of_slot = counts + static_cast<std::size_t>(slots[blockIdx.y]) * vocab_size;
   const int step = static_cast<int>(gridDim.x) * kThreads;
   for (int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x); i < vocab_size; i += step) {

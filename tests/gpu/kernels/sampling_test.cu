@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
@@ -97,15 +98,23 @@ std::vector<std::int32_t> expected_tokens(const Batch& batch) {
 
 using Sample = void (*)(const SamplingArgs&, const Stream&);
 
-/// Tokens of the device, the same in each of three launches that may overlap.
+/// What the kernels before SM90 take; nothing of it may need to be there.
+DeviceArray<std::uint8_t> poisoned_workspace(std::size_t rows, int vocab_size) {
+  DeviceArray<std::uint8_t> workspace(sampling_workspace_bytes(static_cast<int>(rows), vocab_size, 80));
+  workspace.fill(0xFF);
+  return workspace;
+}
+
+/// Tokens of the device, the same in each of three launches that may overlap, and in one with the kernels before SM90.
 std::vector<std::int32_t> device_tokens(const Batch& batch, Sample run) {
   const DeviceArray<float> logits(batch.logits);
   const DeviceArray<RowSampling> params(batch.params);
   const DeviceArray<std::uint32_t> masks(batch.masks);
   const std::size_t rows = batch.params.size();
   std::vector<std::vector<std::int32_t>> results;
-  DeviceArray<std::int32_t> tokens(std::vector<std::int32_t>(3 * (rows + 1), kUntouched));
-  for (int launch = 0; launch < 3; ++launch) {
+  const DeviceArray<std::uint8_t> workspace = poisoned_workspace(rows, batch.vocab_size);
+  DeviceArray<std::int32_t> tokens(std::vector<std::int32_t>(4 * (rows + 1), kUntouched));
+  for (int launch = 0; launch < 4; ++launch) {
     SamplingArgs args;
     args.logits = logits.data();
     args.vocab_size = batch.vocab_size;
@@ -113,10 +122,12 @@ std::vector<std::int32_t> device_tokens(const Batch& batch, Sample run) {
     args.params = params.data();
     args.masks = masks.data();
     args.tokens = tokens.data() + launch * (rows + 1);
-    run(args, {nullptr, launch > 0});
+    args.workspace = workspace.data();
+    args.workspace_bytes = workspace.size();
+    run(args, {nullptr, launch == 1 || launch == 2, launch < 3 ? 90 : 80});
   }
   std::vector<std::int32_t> all = tokens.download();
-  for (int launch = 1; launch < 3; ++launch) {
+  for (int launch = 1; launch < 4; ++launch) {
     EXPECT_TRUE(std::equal(all.begin(), all.begin() + rows + 1, all.begin() + launch * (rows + 1)))
         << "launch " << launch << " says something else";
   }
@@ -309,6 +320,11 @@ TEST(Sampling, PenaltiesAreThoseOfTheCpu) {
     args.tokens = chosen.data();
     sample(args, stream);
     const std::vector<std::int32_t> got = chosen.download();
+    const DeviceArray<std::uint8_t> workspace = poisoned_workspace(kRows, vocab);
+    args.workspace = workspace.data();
+    args.workspace_bytes = workspace.size();
+    sample(args, {nullptr, false, 80});
+    EXPECT_EQ(got, chosen.download()) << "the kernels before SM90 choose others";
     Sampler sampler(vocab);
     for (int i = 0; i < kRows; ++i) {
       SamplingParams on_host = params_of(batch.params[i]);
@@ -377,16 +393,25 @@ TEST(RowLogprobs, AreThoseOfTheSamplerOfTheCpu) {
       DeviceArray<double> logprobs(static_cast<std::size_t>(rows));
       DeviceArray<std::int32_t> ids(static_cast<std::size_t>(rows) * num_top + 1);
       DeviceArray<double> tops(static_cast<std::size_t>(rows) * num_top + 1);
-      logprobs.fill(0xFF);
-      ids.fill(0xFF);
-      tops.fill(0xFF);
-      RowLogprobsArgs args{logits.data(), vocab,           rows,       rows_device.data(), tokens_device.data(),
-                           num_top,       logprobs.data(), ids.data(), tops.data()};
-      row_logprobs(args, {nullptr, false});
-      row_logprobs(args, {nullptr, true});
+      const DeviceArray<std::uint8_t> workspace = poisoned_workspace(static_cast<std::size_t>(rows), vocab);
+      RowLogprobsArgs args{logits.data(),   vocab,      rows,        rows_device.data(), tokens_device.data(), num_top,
+                           logprobs.data(), ids.data(), tops.data(), workspace.data(),   workspace.size()};
+      const auto run = [&](int sm) {
+        logprobs.fill(0xFF);
+        ids.fill(0xFF);
+        tops.fill(0xFF);
+        row_logprobs(args, {nullptr, false, sm});
+        row_logprobs(args, {nullptr, sm >= 90, sm});
+      };
+      run(80);
+      const auto before_ids = ids.download();
+      const auto before_tops = tops.download();
+      run(90);
       const auto got = logprobs.download();
       const auto got_ids = ids.download();
       const auto got_tops = tops.download();
+      EXPECT_EQ(before_ids, got_ids);
+      EXPECT_EQ(std::memcmp(before_tops.data(), got_tops.data(), tops.bytes()), 0);
       Sampler sampler(vocab);
       double worst = 0.0;
       for (int i = 0; i < rows; ++i) {
