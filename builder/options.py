@@ -16,6 +16,8 @@ QUANTIZE_GROUPS = (32, 64, 128)
 SMS = (80, 89, 90)
 FP8_SM = 89
 """First SM whose tensor cores multiply E4M3"""
+FP8_CACHE_SM = 90
+"""First SM whose attention of this version reads a cache of E4M3"""
 MAX_TP = 64
 MAX_PP = 64
 
@@ -165,9 +167,12 @@ class BuildOptions:
                 f"tokens_per_block: got {limits.tokens_per_block}, expected 16, 32, 64 or 128 on target cuda",
                 "tokens_per_block",
             )
-        for name, value in (("quantize", self.quantize), ("kv_cache_dtype", self.kv_cache_dtype)):
-            if value == "fp8" and self.cuda_sm() < FP8_SM:
-                raise InvalidRequest(f"{name}: got fp8, which needs sm {FP8_SM} or newer; sm is {self.cuda_sm()}", name)
+        for name, value, least in (
+            ("quantize", self.quantize, FP8_SM),
+            ("kv_cache_dtype", self.kv_cache_dtype, FP8_CACHE_SM),
+        ):
+            if value == "fp8" and self.cuda_sm() < least:
+                raise InvalidRequest(f"{name}: got fp8, which needs sm {least} or newer; sm is {self.cuda_sm()}", name)
 
     def _validate_quantization(self) -> None:
         """What goes with `quantize` makes sense with it, and on the target."""

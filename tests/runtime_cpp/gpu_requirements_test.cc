@@ -11,7 +11,12 @@ namespace {
 
 /// An H200 with the driver and the runtime of CUDA 13.0.
 GpuMachine h200() {
-  return {.runtime_version = 13000, .driver_version = 13000, .device_count = 1, .name = "NVIDIA H200", .sm = 90};
+  return {.runtime_version = 13000,
+          .driver_version = 13000,
+          .device_count = 1,
+          .name = "NVIDIA H200",
+          .sm = 90,
+          .kernel_sm = 90};
 }
 
 /// Kind and text of the refusal; "accepted" where there is none.
@@ -72,14 +77,41 @@ TEST(GpuRequirements, NamesBothGpusWhereTheDeviceIsAnother) {
   machine.name = "NVIDIA L40S";
   machine.sm = 89;
   EXPECT_EQ(verdict(machine),
-            "incompatible: the engine is for SM90, device 0 has SM89 (NVIDIA L40S); run it on an SM90 GPU");
+            "incompatible: the engine is for SM90, device 0 has SM89 (NVIDIA L40S); run it on an SM90 GPU, or build it "
+            "with --sm 89");
+  machine.name = "NVIDIA A100";
+  machine.sm = 80;
+  EXPECT_EQ(verdict(machine, 0, 89),
+            "incompatible: the engine is for SM89, device 0 has SM80 (NVIDIA A100); run it on an SM89 GPU or a later "
+            "one, or build it with --sm 80");
+}
+
+TEST(GpuRequirements, TakesLaterDevicesForWhatIsNotForSm90) {
+  GpuMachine machine = h200();
+  EXPECT_EQ(verdict(machine, 0, 80), "accepted");
+  EXPECT_EQ(verdict(machine, 0, 89), "accepted");
+  machine.sm = 120;
+  machine.kernel_sm = 80;  // PTX
+  EXPECT_EQ(verdict(machine, 0, 80), "accepted");
 }
 
 TEST(GpuRequirements, SaysWhichKernelsThisBuildHas) {
-  EXPECT_EQ(
-      verdict(h200(), 0, 80),
-      "incompatible: the engine is for SM80, this build of aotllm has kernels for SM90 only; build the engine with "
-      "--sm 90 and run it on such a GPU");
+  GpuMachine machine = h200();
+  machine.sm = machine.kernel_sm = 80;
+  machine.name = "NVIDIA A100";
+  EXPECT_EQ(verdict(machine, 0, 80), "accepted");
+  machine.kernel_sm = 0;
+  EXPECT_EQ(verdict(machine, 0, 80),
+            "incompatible: the engine is for SM80, and this build of aotllm has no kernels for device 0 (NVIDIA A100); "
+            "install one built with SM80 among its AOTLLM_CUDA_ARCHS");
+  machine.sm = 89;
+  machine.kernel_sm = 80;
+  EXPECT_EQ(verdict(machine, 0, 89),
+            "incompatible: the engine is for SM89, and this build of aotllm has kernels of SM80 only for device 0 "
+            "(NVIDIA A100); install one built with SM89 among its AOTLLM_CUDA_ARCHS");
+  EXPECT_EQ(verdict(h200(), 0, 75),
+            "incompatible: the engine is for SM75, aotllm has kernels for SM80, SM89 and SM90; build the engine with "
+            "--sm 80, 89 or 90");
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 Records without a shape are defaults by rule; `aotllm tune` measures and adds records of its own with one, which win.
 Kernels: `skinny.R` streams the weights once for up to R rows, `tile.I` is warp-specialised with tile shape I, and
-`cublaslt` is NVIDIA's library. Of int8 and int4, `int.R` streams the weights, and `dequant.…` makes them bf16 for the
-kernel that it names.
+`cublaslt` is NVIDIA's library. `sm80.I`, with tile shape I, is for any number of rows and any SM. Of int8 and int4,
+`int.R` streams the weights, and `dequant.…` makes them bf16 for the kernel that it names.
 """
 
 from __future__ import annotations
@@ -71,6 +71,16 @@ _MEASURED: dict[tuple[str, int, int], tuple[tuple[int | None, str], ...]] = {
 """The fastest on an H200 for the matrices of 8B Llama models (docs/benchmarks.md)"""
 
 
+_BEFORE_SM90: tuple[tuple[int | None, str], ...] = (
+    (8, "sm80.5"),
+    (64, "sm80.3"),
+    (256, "sm80.2"),
+    (None, "sm80.1"),
+)
+"""The fastest for the bf16 matrices of a layer of an 8B Llama model together, on an H200: no older card was there to
+measure on"""
+
+
 def _from_one_row(records: Sequence[tuple[int | None, str]]) -> tuple[tuple[int | None, str], ...]:
     """The records, and streaming of the weights for fewer rows than they begin with."""
     first = records[0][0]
@@ -89,10 +99,15 @@ TACTICS: tuple[Tactic, ...] = (
         for fmt in ("int8", "int4")
         for rows, kernel in (*_INTEGERS, *((rows, f"dequant.{kernel}") for rows, kernel in _RULES["bf16"]))
     ),
-    *(Tactic(sm, fmt, None, "dequant.cublaslt") for sm in (80, 89) for fmt in ("int8", "int4")),
-    Tactic(89, "bf16", None, "cublaslt"),
-    Tactic(89, "fp8", None, "cublaslt"),
-    Tactic(80, "bf16", None, "cublaslt"),
+    *(
+        Tactic(sm, fmt, rows, prefix + kernel)
+        for sm, fmt, prefix in (
+            *((sm, "bf16", "") for sm in (80, 89)),
+            *((sm, fmt, "dequant.") for sm in (80, 89) for fmt in ("int8", "int4")),
+            (89, "fp8", ""),
+        )
+        for rows, kernel in _BEFORE_SM90
+    ),
 )
 """Records of one (sm, format, n, k) in ascending order of `max_rows`, the last of them for any number of rows"""
 

@@ -20,6 +20,8 @@ BLOCK_GATE_UP_FORMAT = "bf16"
 """Of `gate_up` where the checkpoint has it in blocks: bf16 or fp8_block. Its rows of gate and up take turns, so that in
 `fp8_block` a tile of rows has two scales per block of columns (`docs/engine_format.md`); the GEMMs of this version take
 one. bf16 holds code · scale to 1 part in 512"""
+FP8_BLOCK_SM = 90
+"""First SM whose GEMMs of this version take one scale per 128 × 128 block"""
 _GATE_AND_UP = (".gate_proj.weight", ".up_proj.weight")
 _REQUIRES = {80: "sm_80", 89: "sm_89", 90: "sm_90a"}
 
@@ -82,7 +84,8 @@ def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[s
         if storage in INT_STORAGE:
             return "bf16" if name == EMBEDDING else storage
         if storage in FP8_STORAGE:
-            if name == EMBEDDING or options.cuda_sm() < FP8_SM:
+            least = FP8_BLOCK_SM if storage == FP8_BLOCK_STORAGE else FP8_SM
+            if name == EMBEDDING or options.cuda_sm() < least:
                 return "bf16"
             return BLOCK_GATE_UP_FORMAT if storage == FP8_BLOCK_STORAGE and name.endswith(_GATE_AND_UP) else storage
         return "bf16" if options.quantize is None or name in kept else options.quantize

@@ -29,9 +29,10 @@ void check_driver(const GpuMachine& machine) {
 }  // namespace
 
 void check_gpu_requirements(const GpuMachine& machine, int ordinal, int sm) {
-  if (sm != kKernelSm) {
-    refuse(cat("the engine is for SM", sm, ", this build of aotllm has kernels for SM", kKernelSm,
-               " only; build the engine with --sm ", kKernelSm, " and run it on such a GPU"));
+  if (sm != 80 && sm != 89 && sm != 90) {
+    refuse(cat("the engine is for SM", sm,
+               ", aotllm has kernels for SM80, SM89 and SM90; build the engine with --sm 80, 89 "
+               "or 90"));
   }
   check_driver(machine);
   if (machine.device_count == 0) {
@@ -43,9 +44,17 @@ void check_gpu_requirements(const GpuMachine& machine, int ordinal, int sm) {
     throw Error(ErrorKind::kInvalidRequest, cat("device: expected 0 to ", machine.device_count - 1, ", got ", ordinal),
                 "device");
   }
-  if (machine.sm != sm) {
+  const bool later_too = sm < 90;  // what is for SM90 uses instructions that no other device has
+  if (later_too ? machine.sm < sm : machine.sm != sm) {
     refuse(cat("the engine is for SM", sm, ", device ", ordinal, " has SM", machine.sm, " (", machine.name,
-               "); run it on an SM", sm, " GPU"));
+               "); run it on an SM", sm, " GPU", later_too ? " or a later one" : "", ", or build it with --sm ",
+               machine.sm >= 89 ? 89 : 80));
+  }
+  if (machine.kernel_sm < sm) {
+    refuse(cat("the engine is for SM", sm, ", and this build of aotllm has ",
+               machine.kernel_sm == 0 ? std::string("no kernels") : cat("kernels of SM", machine.kernel_sm, " only"),
+               " for device ", ordinal, " (", machine.name, "); install one built with SM", sm,
+               " among its AOTLLM_CUDA_ARCHS"));
   }
 }
 

@@ -4,9 +4,6 @@
 
 namespace aotllm {
 
-/// The compute capability that the kernels of this build are for.
-inline constexpr int kKernelSm = 90;
-
 /// What a machine has of what target cuda needs, as the CUDA runtime says it.
 struct GpuMachine {
   int runtime_version = 0;  ///< CUDA that this build is linked with, e.g. 13000 for 13.0
@@ -14,10 +11,12 @@ struct GpuMachine {
   int device_count = 0;     ///< visible devices
   std::string name;         ///< of the device asked for, where it exists
   int sm = 0;               ///< its compute capability, e.g. 90
+  int kernel_sm = 0;        ///< what the kernels that this build has for it were compiled for, e.g. 80; 0 = it has none
 };
 
-/// Checks that this build and device `ordinal` of `machine` can run an engine built for `sm`. A driver of the same
-/// major version is new enough: engines hold machine code, and CUDA keeps its promises within one.
+/// Checks that this build and device `ordinal` of `machine` can run an engine built for `sm`: one for SM90 on that
+/// only, one for SM80 or SM89 on any device from there on. A driver of the same major version is new enough: CUDA keeps
+/// its promises within one.
 ///
 /// Throws Error(kEngineIncompatible) or, for an ordinal that does not exist, Error(kInvalidRequest): one sentence that
 /// says what is needed, what is there and what to do.

@@ -2,12 +2,14 @@
 
 #include <cuda_runtime.h>
 
+#include "compiled_sm.h"
 #include "launch.h"
 #include "runner/gpu_requirements.h"
 
 namespace aotllm::cuda {
 namespace {
 
+/// The machine; where device `ordinal` exists, it becomes the calling thread's.
 GpuMachine machine_with(int ordinal) {
   GpuMachine machine;
   machine.runtime_version = CUDART_VERSION;
@@ -19,6 +21,8 @@ GpuMachine machine_with(int ordinal) {
   check(cudaGetDeviceProperties(&properties, ordinal), "properties of the device");
   machine.name = properties.name;
   machine.sm = properties.major * 10 + properties.minor;
+  check(cudaSetDevice(ordinal), "choice of the device");
+  machine.kernel_sm = compiled_sm();
   return machine;
 }
 
@@ -26,7 +30,6 @@ GpuMachine machine_with(int ordinal) {
 
 void open_device(int ordinal, int sm) {
   check_gpu_requirements(machine_with(ordinal), ordinal, sm);
-  check(cudaSetDevice(ordinal), "choice of the device");
 }
 
 std::int64_t free_device_bytes() {

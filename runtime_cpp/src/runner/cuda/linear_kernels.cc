@@ -12,7 +12,9 @@ namespace aotllm::cuda {
 namespace {
 
 /// What deterministic engines compute every linear with, whatever the number of rows: its sums over k have one order.
-constexpr const char* kDeterministicKernel = "tile.0";
+const char* deterministic_kernel(int sm) {
+  return sm < 90 ? "sm80.0" : "tile.0";
+}
 
 /// Before the name of the kernel that multiplies by weights made bf16.
 constexpr const char* kDequant = "dequant.";
@@ -38,10 +40,12 @@ std::size_t gemm_workspace_bytes(const Plan& plan) {
   return bytes;
 }
 
-LinearKernels::LinearKernels(Workspace workspace, const std::string& cublaslt, bool deterministic, TacticTable tuned)
+LinearKernels::LinearKernels(Workspace workspace, const std::string& cublaslt, bool deterministic, TacticTable tuned,
+                             int sm)
     : workspace_(workspace),
       deterministic_(deterministic),
       tuned_(std::move(tuned)),
+      sm_(sm),
       cublaslt_(open_cublaslt(cublaslt)) {}
 
 std::unique_ptr<Gemm> LinearKernels::make(const GemmProblem& problem, const std::string& kernel) const {
@@ -57,6 +61,7 @@ std::unique_ptr<Gemm> LinearKernels::make(const GemmProblem& problem, const std:
 std::unique_ptr<Gemm> LinearKernels::make_float(const GemmProblem& problem, const std::string& kernel,
                                                 Workspace workspace) const {
   if (kernel.starts_with("skinny.")) return make_skinny_gemm(problem, suffix(kernel, 7), workspace);
+  if (kernel.starts_with("sm80.")) return make_sm80_gemm(problem, suffix(kernel, 5), workspace);
   if (kernel.starts_with("tile.")) {
     const int tile = suffix(kernel, 5);
     return tile >= 0 && tile < num_gemm_tiles() ? make_tile_gemm(problem, tile, workspace) : nullptr;
@@ -71,8 +76,9 @@ std::unique_ptr<Gemm> LinearKernels::make_float(const GemmProblem& problem, cons
 /// The first kernel that takes the problem for `rows` rows.
 std::unique_ptr<Gemm> LinearKernels::make_any(const GemmProblem& problem, int rows) const {
   const std::string prefix = has_integers(problem.w.type) ? kDequant : "";
-  for (int tile = 0; tile < num_gemm_tiles(); ++tile) {
-    auto gemm = make(problem, cat(prefix, "tile.", tile));
+  const int tiles = sm_ < 90 ? num_sm80_shapes() : num_gemm_tiles();
+  for (int tile = 0; tile < tiles; ++tile) {
+    auto gemm = make(problem, cat(prefix, sm_ < 90 ? "sm80." : "tile.", tile));
     if (gemm != nullptr && gemm->max_rows() >= rows) return gemm;
   }
   return make(problem, prefix + "cublaslt");
@@ -84,7 +90,7 @@ int LinearKernels::add(const GemmProblem& problem, const Linear& linear) {
   if (deterministic_) tactics.clear();
   if (tactics.empty() || tactics.back().max_rows < problem.max_m) {
     const char* prefix = has_integers(problem.w.type) ? kDequant : "";
-    tactics.push_back({problem.max_m, cat(prefix, kDeterministicKernel)});
+    tactics.push_back({problem.max_m, cat(prefix, deterministic_kernel(sm_))});
   }
   for (const Tactic& tactic : tactics) {
     const int rows = std::min(tactic.max_rows, problem.max_m);

@@ -18,7 +18,8 @@ std::size_t gemm_workspace_bytes(const Plan& plan);
 /// The kernels of all linears, each chosen by the number of rows as the plan's tactics say.
 class LinearKernels {
  public:
-  LinearKernels(Workspace workspace, const std::string& cublaslt, bool deterministic, TacticTable tuned);
+  /// For plans of `sm`.
+  LinearKernels(Workspace workspace, const std::string& cublaslt, bool deterministic, TacticTable tuned, int sm);
 
   /// Makes the kernels of a linear in its place; returns its index. Throws Error(kEngineIncompatible) where no kernel
   /// of this build takes it.
@@ -28,6 +29,8 @@ class LinearKernels {
 
   /// The kernel of this name for a problem; null where there is none or it does not take the problem.
   std::unique_ptr<Gemm> make(const GemmProblem& problem, const std::string& kernel) const;
+
+  int sm() const noexcept { return sm_; }
 
  private:
   struct Choice {
@@ -41,6 +44,7 @@ class LinearKernels {
   Workspace workspace_;
   bool deterministic_;
   TacticTable tuned_;
+  int sm_;
   std::shared_ptr<CublasLtLibrary> cublaslt_;  ///< null = not there
   std::vector<std::vector<Choice>> choices_;
 };

@@ -82,7 +82,7 @@ Program::Program(const Plan& plan, const WeightStore& weights, const ProgramOpti
       deterministic_(options.deterministic),
       workspace_(gemm_workspace_bytes(plan)),
       kernels_({zeroed(workspace_), workspace_.size()}, options.cublaslt, options.deterministic,
-               TacticTable::parse(options.tactics)),
+               TacticTable::parse(options.tactics), plan.sm),
       mixtures_(plan, weights) {
   if (plan.tp_size != (ranks == nullptr ? 1 : ranks->size())) {
     throw Error(ErrorKind::kInternal, cat("a plan of ", plan.tp_size, " ranks is run by another number of them"));
@@ -126,7 +126,7 @@ void Program::reserve_scratch() {
   head_input_ = DeviceArray<Bf16>(head * static_cast<std::size_t>(plan_.hidden_size));
   logits_ = DeviceArray<float>(head * static_cast<std::size_t>(plan_.vocab_size / plan_.tp_size));
   sampling_workspace_ =
-      DeviceArray<std::uint8_t>(head == 0 ? 0 : sampling_workspace_bytes(head_rows_, plan_.vocab_size));
+      DeviceArray<std::uint8_t>(head == 0 ? 0 : sampling_workspace_bytes(head_rows_, plan_.vocab_size, plan_.sm));
   // What no step has written yet is read by tiles that reach beyond the rows of a step.
   for (DeviceArray<Bf16>* array : {&normed_, &product_, &head_input_}) array->fill(0);
   arena_.fill(0);
@@ -305,7 +305,7 @@ std::optional<RmsNormArgs> Program::fused_norm(std::size_t index, int rows) cons
 /// step is a decode query, and nothing comes between them. Attention then reads older positions before its predecessor
 /// has ended: the copy of the step's data divides them from the steps that wrote them.
 const NormQkvRopeOp* Program::rope_of_attention(std::size_t index, const StepShape& shape) const {
-  if (shape.num_queries == 0 || shape.num_tiles > 0) return nullptr;
+  if (plan_.sm < 90 || shape.num_queries == 0 || shape.num_tiles > 0) return nullptr;
   if (std::holds_alternative<PagedAttentionOp>(ops_[index].op) && index > 0) --index;
   const auto* rope = std::get_if<NormQkvRopeOp>(&ops_[index].op);
   const auto* attention = rope == nullptr ? nullptr : std::get_if<PagedAttentionOp>(&ops_[index + 1].op);

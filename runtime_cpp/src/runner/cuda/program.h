@@ -66,6 +66,10 @@ class Program {
   int head_rows() const noexcept { return head_rows_; }
   /// [head_rows, vocab_size]; null on ranks other than 0.
   float* logits() const noexcept { return ranks_ != nullptr ? ranks_->gathered() : logits_.data(); }
+  /// What sampling on the device takes for head_rows() rows; what was there is not kept.
+  std::span<std::uint8_t> sampling_workspace() const noexcept {
+    return {sampling_workspace_.data(), sampling_workspace_.size()};
+  }
   const __nv_bfloat16* hidden() const noexcept { return head_input_.data(); }  ///< [head_rows, hidden_size]
 
  private:

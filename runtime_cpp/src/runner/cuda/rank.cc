@@ -156,7 +156,7 @@ void Rank::begin(std::span<const SequenceStep> sequences) {
   if (is_first()) {
     if (shape.late) {
       settle();
-      sampler_.sample(sequences, data_.view(shape), program_.logits(), launches());
+      sampler_.sample(sequences, data_.view(shape), program_.logits(), launches(), program_.sampling_workspace());
     }
     sampler_.fetch(begun.needs, turn_, stream_.handle());
     const auto size = [](int rows, int width) {

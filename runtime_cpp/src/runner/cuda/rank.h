@@ -82,7 +82,10 @@ class Rank {
   void copy_rows(const StepShape& shape);
   void settle() const;
   std::int32_t* sampled_tokens() const { return is_first() ? sampler_.tokens() : nullptr; }
-  Stream launches() const noexcept { return {stream_.handle(), ranks_ == nullptr || !ranks_->shares_device()}; }
+  Stream launches() const noexcept {
+    const int sm = engine_.plan().sm;
+    return {stream_.handle(), sm >= 90 && (ranks_ == nullptr || !ranks_->shares_device()), sm};
+  }
   /// The first of those that have the head.
   bool is_first() const noexcept {
     return engine_.plan().is_last_stage() && (ranks_ == nullptr || ranks_->rank() == 0);

@@ -57,7 +57,7 @@ StepSampler::Needs StepSampler::needs_of(std::span<const SequenceStep> sequences
 }
 
 void StepSampler::sample(std::span<const SequenceStep> sequences, const StepView& step, const float* logits,
-                         const Stream& stream) {
+                         const Stream& stream, std::span<std::uint8_t> workspace) {
   const Needs needs = needs_of(sequences);
   SamplingArgs args;
   args.logits = logits;
@@ -65,6 +65,8 @@ void StepSampler::sample(std::span<const SequenceStep> sequences, const StepView
   args.num_rows = needs.rows;
   args.params = step.sampling;
   args.tokens = drawn_.data();
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.size();
   if (needs.penalties) {
     counter_.follow(sequences, stream);
     args.penalties = step.penalties;
@@ -87,6 +89,8 @@ void StepSampler::sample(std::span<const SequenceStep> sequences, const StepView
   list.rows = step.logprob_rows;
   list.tokens = args.tokens;
   list.num_top = needs.num_top;
+  list.workspace = workspace.data();
+  list.workspace_bytes = workspace.size();
   list.logprobs = logprobs_.device();
   list.top_ids = top_ids_.device();
   list.top_logprobs = top_logprobs_.device();

@@ -29,7 +29,9 @@ class StepSampler {
   std::int32_t* tokens() const { return drawn_.data(); }
 
   /// Samples the rows of a step whose shape says `late`, from `logits` [shape.sampled, vocab_size]. Waits for masks.
-  void sample(std::span<const SequenceStep> sequences, const StepView& step, const float* logits, const Stream& stream);
+  /// `workspace` is of sampling_workspace_bytes.
+  void sample(std::span<const SequenceStep> sequences, const StepView& step, const float* logits, const Stream& stream,
+              std::span<std::uint8_t> workspace = {});
 
   /// What the rows of a step need.
   struct Needs {

@@ -140,20 +140,25 @@ struct Candidate {
   std::string kernel;
   std::vector<std::unique_ptr<Gemm>> gemms;
 
-  double seconds(int m) const {
+  double seconds(int m, int sm) const {
     const int calls = static_cast<int>(std::max<std::size_t>(gemms.size(), 8));
     const auto work = [&](int i, const cuda::Stream& stream) {
       gemms[static_cast<std::size_t>(i) % gemms.size()]->launch(m, stream);
     };
-    return cuda::time_in_graph(calls, work, 5);
+    return cuda::time_in_graph(calls, work, 5, true, sm);
   }
 };
 
-std::vector<std::string> kernel_names(bool integers) {
+/// What matrices are multiplied with on SM90, or, from SM80 on, anywhere.
+std::vector<std::string> kernel_names(bool integers, int sm) {
   std::vector<std::string> names;
-  for (const int rows : {8, 16, 32, 64}) names.push_back(cat(integers ? "int." : "skinny.", rows));
   const char* prefix = integers ? "dequant." : "";
-  for (int tile = 0; tile < cuda::num_gemm_tiles(); ++tile) names.push_back(cat(prefix, "tile.", tile));
+  if (sm < 90) {
+    for (int tile = 0; tile < cuda::num_sm80_shapes(); ++tile) names.push_back(cat(prefix, "sm80.", tile));
+  } else {
+    for (const int rows : {8, 16, 32, 64}) names.push_back(cat(integers ? "int." : "skinny.", rows));
+    for (int tile = 0; tile < cuda::num_gemm_tiles(); ++tile) names.push_back(cat(prefix, "tile.", tile));
+  }
   names.push_back(cat(prefix, "cublaslt"));
   for (int i = 1; i <= kLibraryCandidates; ++i) names.push_back(cat(prefix, "cublaslt.", i));
   return names;
@@ -162,7 +167,7 @@ std::vector<std::string> kernel_names(bool integers) {
 std::vector<Candidate> candidates(const cuda::LinearKernels& kernels, const std::vector<GemmProblem>& problems,
                                   bool integers) {
   std::vector<Candidate> found;
-  for (const std::string& name : kernel_names(integers)) {
+  for (const std::string& name : kernel_names(integers, kernels.sm())) {
     Candidate candidate{name, {}};
     for (const GemmProblem& problem : problems) {
       auto gemm = kernels.make(problem, name);
@@ -190,7 +195,7 @@ TunedLinear tune_shape(const Shape& shape, int max_rows, const cuda::LinearKerne
     double least = 0.0;
     for (const Candidate& candidate : all) {
       if (candidate.gemms.front()->max_rows() < rows) continue;
-      const double seconds = candidate.seconds(rows);
+      const double seconds = candidate.seconds(rows, kernels.sm());
       const double cost = seconds + (candidate.kernel.find("cublaslt") == std::string::npos ? 0.0 : kLibraryBoundary);
       if (!best.kernel.empty() && cost >= least) continue;
       best = {rows, candidate.kernel, seconds};
@@ -211,7 +216,7 @@ std::vector<TunedLinear> tune(const Engine& engine, const TunerOptions& options)
   cuda::open_device(options.device, plan.sm);
   DeviceArray<std::uint8_t> workspace(cuda::gemm_workspace_bytes(plan));
   workspace.fill(0);
-  const cuda::LinearKernels kernels({workspace.data(), workspace.size()}, options.cublaslt, false, {});
+  const cuda::LinearKernels kernels({workspace.data(), workspace.size()}, options.cublaslt, false, {}, plan.sm);
   std::vector<TunedLinear> tuned;
   for (const Shape& shape : shapes_of(plan)) {
     const int rows =

@@ -28,6 +28,15 @@ def test_rules_of_sm90(fmt, rest):
     assert pairs(tactics_for(90, fmt, 2048, 2048, 8192)) == SKINNY + rest
 
 
+@pytest.mark.parametrize(
+    ("sm", "fmt", "prefix"),
+    [(80, "bf16", ""), (89, "bf16", ""), (89, "fp8", ""), (80, "int4", "dequant."), (89, "int8", "dequant.")],
+)
+def test_rules_before_sm90(sm, fmt, prefix):
+    shapes = [(8, "sm80.5"), (64, "sm80.3"), (256, "sm80.2"), (8192, "sm80.1")]
+    assert pairs(tactics_for(sm, fmt, 2048, 2048, 8192)) == [(rows, prefix + kernel) for rows, kernel in shapes]
+
+
 def test_records_of_a_shape_are_in_order_and_end_with_any_number_of_rows():
     for shape in {(t.sm, t.format, t.n, t.k) for t in TACTICS}:
         rows = [t.max_rows for t in TACTICS if (t.sm, t.format, t.n, t.k) == shape]
