@@ -104,18 +104,24 @@ class PlanInterpreter:
             k = rms_norm(k, self.tensors[op["k_norm"]], op["qk_norm_eps"])
         cos, sin = self.rotary_tables(op["rope"], batch.positions)
         q, k = rotate_half(q, cos, sin), rotate_half(k, cos, sin)
-        if self.plan["kv"]["dtype"] == "bf16":
-            k, v = bf16_values(bf16_bits(k)), bf16_values(bf16_bits(v))
-        elif self.plan["kv"]["dtype"] == "int8":
-            k, v = codes_and_back(k, 127), codes_and_back(v, 127)
-        elif self.plan["kv"]["dtype"] == "int16":
-            norm = np.sqrt(np.square(k).sum(axis=-1, keepdims=True))
-            k, v = codes_and_back(k, 32767, norm / F32(46300)), codes_and_back(v, 16383)
+        k, v = self.as_cached(k, v)
         for token in range(len(h)):
             block, slot = self.slot(batch, token, batch.positions[token])
             self.cache[op["layer"]][0, block, slot] = k[token]
             self.cache[op["layer"]][1, block, slot] = v[token]
         self.buffer(op["out"], batch)[:] = q.reshape(len(h), heads * dim)
+
+    def as_cached(self, k, v):
+        """What the cache gives back of K and V, [tokens, num_kv_heads, head_dim]."""
+        dtype = self.plan["kv"]["dtype"]
+        if dtype == "bf16":
+            return bf16_values(bf16_bits(k)), bf16_values(bf16_bits(v))
+        if dtype == "int8":
+            return codes_and_back(k, 127), codes_and_back(v, 127)
+        if dtype == "int16":
+            norm = np.sqrt(np.square(k).sum(axis=-1, keepdims=True))
+            return codes_and_back(k, 32767, norm / F32(46300)), codes_and_back(v, 16383)
+        return k, v
 
     def paged_attention(self, op, batch):
         heads, kv_heads, dim = op["num_heads"], op["num_kv_heads"], op["head_dim"]

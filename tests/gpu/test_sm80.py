@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aotllm import Executor, SamplingParams
+from aotllm import Executor, Request, SamplingParams
 from aotllm.engines import Engine
 from tests.gpu.engines import Sequences, random_prompt, relative_error, tiny_engine
 from tests.gpu.test_logits import TOLERANCE, reference_logits
@@ -30,13 +30,15 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"sm": 89, "quantize": "fp8"}, {"sm": 80, "quantize": "int8"}])
-def test_quantized_logits_equal_those_of_sm90(options: dict[str, Any], tmp_path: Path) -> None:
-    _, engine = tiny_engine(tmp_path, "llama", **options)
+def test_quantized_engines_are_as_exact_as_those_of_sm90(options: dict[str, Any], tmp_path: Path) -> None:
+    model, engine = tiny_engine(tmp_path, "llama", **options)
     other = build_engine(tmp_path / "model", tmp_path / "sm90", target="cuda", max_seq_len=512, max_num_tokens=256,
                          quantize=options["quantize"])  # fmt: skip
     prompt = random_prompt(3, 150)
-    logits = [Sequences(each).logits(prompt) for each in (engine, other)]
-    assert relative_error(*logits) <= TOLERANCE
+    exact = reference_logits(model, prompt, "float32")
+    error, usual = (relative_error(Sequences(each).logits(prompt), exact) for each in (engine, other))
+    print(f"{options}: relative error {error:.4f}, with SM90's kernels {usual:.4f}")
+    assert error <= max(TOLERANCE, 1.2 * usual)
 
 
 def test_deterministic_logits_do_not_depend_on_chunks(tmp_path: Path) -> None:
@@ -51,12 +53,15 @@ def test_deterministic_logits_do_not_depend_on_chunks(tmp_path: Path) -> None:
 def answers(engine: Engine, params: list[SamplingParams]) -> list[list[int]]:
     prompts = [random_prompt(i, 5 + 7 * i) for i in range(len(params))]
     with Executor(engine, verify=False) as executor:
-        handles = [executor.submit(prompt, sampling) for prompt, sampling in zip(prompts, params, strict=True)]
+        handles = [
+            executor.submit(Request(prompt_token_ids=prompt, sampling=sampling))
+            for prompt, sampling in zip(prompts, params, strict=True)
+        ]
         return [handle.result().outputs[0].token_ids for handle in handles]
 
 
-def test_tokens_are_drawn_as_by_the_host(tmp_path: Path) -> None:
-    """Greedy, drawn, cut and penalized rows, sampled by one block each; a top_k of 1 is greedy."""
+def test_rows_are_sampled(tmp_path: Path) -> None:
+    """By one block each: a top_k of 1 is greedy; a seed, with penalties and log-probabilities, gives the same again."""
     _, engine = tiny_engine(tmp_path, "llama", sm=80)
     common: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True}
     greedy = answers(engine, [SamplingParams(temperature=0.0, **common)] * 3)
