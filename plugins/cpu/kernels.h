@@ -263,6 +263,9 @@ struct Kernels {
 /// AVX2, FMA, F16C and BMI2, or for a forced ISA that is unknown or that the CPU lacks.
 const Kernels& kernels();
 
+/// ISAs of target cpu, best first; a build or a CPU may lack some.
+inline constexpr const char* kIsaNames[] = {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"};
+
 /// The kernels of a named ISA, or nullptr where this CPU or this build lacks it.
 const Kernels* kernels_for(const char* isa) noexcept;
 

@@ -49,11 +49,11 @@ class IdleRunner final : public ModelRunner {
   void step(std::span<const SequenceStep> sequences, StepOutputs& outputs) override {
     const double begin = thread_microseconds();
     outputs.vocab_size = kVocab;
-    std::int32_t rows = 0;
+    std::size_t rows = 0;
     for (const SequenceStep& sequence : sequences) {
-      rows += sequence.logits == LogitsMode::kLast ? 1 : 0;
+      rows += sequence.num_output_rows();
     }
-    outputs.logits.assign(static_cast<std::size_t>(rows * kVocab), 0.0F);
+    outputs.logits.assign(rows * static_cast<std::size_t>(kVocab), 0.0F);
     spent_ += thread_microseconds() - begin;
   }
   void copy_blocks(std::span<const BlockCopy>) override {}

@@ -5,6 +5,7 @@
 
 #include "aotllm/errors.h"
 #include "device_array.h"
+#include "device_attribute.h"
 #include "tensor_map.h"
 
 namespace aotllm::cuda {
@@ -22,14 +23,6 @@ IntKernel find_kernel(IntFormat format, int rows_tile, int rows, int sub) {
       return int_kernel_int8_group32(rows_tile, rows, sub);
   }
   return {};
-}
-
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0;
-  int value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, attribute, device), "device attribute");
-  return value;
 }
 
 /// wgmma exists on SM 9.0 only.

@@ -5,6 +5,7 @@
 
 #include "aotllm/errors.h"
 #include "device_array.h"
+#include "device_attribute.h"
 #include "tensor_map.h"
 
 namespace aotllm::cuda {
@@ -21,14 +22,6 @@ SkinnyKernel find_kernel(WeightType type, int rows_tile, int rows, int sub) {
     default:
       return {};
   }
-}
-
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0;
-  int value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, attribute, device), "device attribute");
-  return value;
 }
 
 /// wgmma exists on SM 9.0 only.

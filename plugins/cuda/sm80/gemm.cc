@@ -5,6 +5,7 @@
 
 #include "aotllm/errors.h"
 #include "device_array.h"
+#include "device_attribute.h"
 #include "sm80/gemm_shape.h"
 
 namespace aotllm::cuda {
@@ -19,14 +20,6 @@ constexpr int kMostCounters = 4096;  // tiles whose sums are shared: fewer than 
 
 int ceil_div(int a, int b) {
   return (a + b - 1) / b;
-}
-
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0;
-  int value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, attribute, device), "device attribute");
-  return value;
 }
 
 /// Whether the code of `kernel` that the device runs is of SM89 or later, which multiplies E4M3.

@@ -48,7 +48,7 @@ std::vector<const cpu::Kernels*> other_kernels(const Linear& linear, const cpu::
     return std::string_view(cpu::matmul_isa(segment.weights.format, its));
   };
   bool is_lower = false;
-  for (const char* isa : {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"}) {
+  for (const char* isa : cpu::kIsaNames) {
     const bool is_next = std::exchange(is_lower, is_lower || isa == std::string_view(kernels.isa));
     const cpu::Kernels* other = is_next ? cpu::kernels_for(isa) : nullptr;
     if (other == nullptr || !have_same_products(linear, *other, kernels)) continue;

@@ -1,8 +1,8 @@
 #include "runner/cpu_tactics_file.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -20,7 +20,6 @@ constexpr std::int64_t kVersion = 1;
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 30;
 constexpr std::int64_t kMaxRows = INT_MAX;
 constexpr std::int64_t kMaxThreads = 4096;
-constexpr std::array<std::string_view, 5> kIsas = {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"};
 constexpr const char* kRemedy = "; the defaults are used: run 'aotllm tune' here";
 
 /// Reads a number from 1 to `most` off the front of `text`; 0 where there is none.
@@ -41,8 +40,8 @@ void read_kernel(const JsonField& field, LinearTactic& tactic, std::string& lack
   const bool has_times = text.starts_with('x');
   text.remove_prefix(has_times ? 1 : 0);
   tactic.tile.panels = has_times ? take_number(text, kMaxTilePanels) : 0;
-  if (std::ranges::find(kIsas, isa) == kIsas.end() || tactic.tile.rows == 0 || tactic.tile.panels == 0 ||
-      !text.empty()) {
+  if (std::ranges::find(cpu::kIsaNames, isa) == std::end(cpu::kIsaNames) || tactic.tile.rows == 0 ||
+      tactic.tile.panels == 0 || !text.empty()) {
     field.fail(cat("\"ISA.ROWSxPANELS\" of an instruction set of target cpu, at most ", kMaxTileRows, " rows and ",
                    kMaxTilePanels, " panels"));
   }

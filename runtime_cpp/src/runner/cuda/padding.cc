@@ -29,9 +29,6 @@ GraphPart graph_part(const StepShape& shape) {
 
 StepShape padded_shape(const StepShape& shape, const ModelShape& model, int head_rows) {
   StepShape padded = shape;
-  const auto table_blocks = [&](int context) {
-    return (context + model.tokens_per_block - 1) / model.tokens_per_block;
-  };
   switch (graph_part(shape)) {
     case GraphPart::kNone:
       if (shape.num_queries == 0) break;
@@ -41,7 +38,7 @@ StepShape padded_shape(const StepShape& shape, const ModelShape& model, int head
     case GraphPart::kStep:
       padded.max_context = context_bucket(shape.max_context, model.max_seq_len);
       padded.sequences = padded.num_queries = padded.rows = batch_bucket(shape.rows);
-      padded.table_blocks = table_blocks(padded.max_context);
+      padded.table_blocks = table_blocks(padded.max_context, model.tokens_per_block);
       if (shape.sampled > 0) padded.sampled = std::min(batch_bucket(shape.sampled), head_rows);
       break;
     case GraphPart::kLayers: {
@@ -49,7 +46,7 @@ StepShape padded_shape(const StepShape& shape, const ModelShape& model, int head
       const int max_queries = batch_bucket(std::min(model.max_batch_size, model.max_num_tokens));
       const int longest = std::min(shape.table_blocks * model.tokens_per_block, model.max_seq_len);
       padded.max_context = context_bucket(longest, model.max_seq_len);
-      padded.table_blocks = table_blocks(padded.max_context);
+      padded.table_blocks = table_blocks(padded.max_context, model.tokens_per_block);
       padded.rows = mixed_rows_bucket(shape.rows);
       padded.num_queries = power_of_two(shape.num_queries, 8, max_queries);
       padded.num_tiles = power_of_two(shape.num_tiles, 4, most.num_tiles);

@@ -41,7 +41,7 @@ StepShape largest_shape(const ModelShape& model) {
       std::min(model.max_batch_size, model.max_num_tokens) + kDeviceRowStep;
   most.late = true;
   most.max_context = model.max_seq_len;
-  most.table_blocks = (model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block;
+  most.table_blocks = table_blocks(model.max_seq_len, model.tokens_per_block);
   most.num_tiles = model.max_num_tokens / kContextTileRows + most.num_queries;
   return most;
 }
@@ -85,7 +85,7 @@ StepShape StepData::shape_of(std::span<const SequenceStep> sequences, bool alway
   for (const SequenceStep& sequence : sequences) {
     const int rows = static_cast<int>(sequence.tokens.size());
     shape.rows += rows;
-    shape.table_blocks = std::max(shape.table_blocks, table_blocks(end_position(sequence)));
+    shape.table_blocks = std::max(shape.table_blocks, table_blocks(end_position(sequence), tokens_per_block_));
     if (is_query(sequence) && !always_tiles) {
       ++shape.num_queries;
       shape.max_context = std::max(shape.max_context, end_position(sequence));

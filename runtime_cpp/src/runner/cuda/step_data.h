@@ -43,6 +43,11 @@ struct StepView {
   std::array<const std::int32_t*, kMaxKvGroups> block_tables{};  ///< [sequences, table_blocks]
 };
 
+/// Entries of block tables for contexts of up to `context` tokens.
+constexpr int table_blocks(int context, int tokens_per_block) {
+  return (context + tokens_per_block - 1) / tokens_per_block;
+}
+
 /// No step of `model` is larger, padded or not.
 StepShape largest_shape(const ModelShape& model);
 
@@ -67,8 +72,6 @@ class StepData {
  private:
   struct Offsets;
   Offsets offsets(const StepShape& shape) const;
-  /// Entries of block tables for contexts of up to `context` tokens.
-  int table_blocks(int context) const noexcept { return (context + tokens_per_block_ - 1) / tokens_per_block_; }
   template <class T>
   T* at(std::size_t offset) {
     return reinterpret_cast<T*>(host_[turn_].data() + offset);

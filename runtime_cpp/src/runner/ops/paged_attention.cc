@@ -11,7 +11,7 @@ namespace {
 
 /// What a thread does of one call: all of it or, of one on the border of two shares, some ranges.
 struct Share {
-  AttentionCall call;
+  AttentionCall call{};
   int first_range = 0;  ///< where the call's first range begins
   int ranges = 0;       ///< of the call; 0 where all of it is this thread's
   Range own{};          ///< of ranges, by their number
@@ -90,7 +90,7 @@ class PagedAttention {
   /// This thread's ranges of a call whose cost, from `at` on, is in several shares.
   std::optional<Share> ranges_of(const AttentionCall& call, AttentionCalls::Reach reach, std::int64_t at) const {
     const auto next = [&](int begin) { return cpu::next_kv_range(begin, op_.window); };
-    Share share{call, reach.begin - reach.begin % cpu::kv_range_length(reach.begin, op_.window), 0, {}, 0};
+    Share share{call, args_.range_of(reach.begin)};
     int last_owner = 0;
     for (int begin = share.first_range; begin < reach.end; begin = next(begin), ++share.ranges) {
       const AttentionCalls::Reach part{std::max(begin, reach.begin), std::min(next(begin), reach.end)};
