@@ -82,25 +82,26 @@ struct SkinnyEpilogue {
 
   __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % 128; }
+  __device__ Epilogue epilogue() const { return Shape::kRole.is_known ? Shape::kRole.epilogue : args.epilogue; }
   __device__ int row64() const { return tile * Shape::kRows + 64 * warpgroup(); }
 
   /// y of tokens [8 first, 8 (first + groups)) below m, whose sums are groups 0 … groups - 1 of `slots` slots.
   __device__ void finish(int slots, int first, int groups) const {
     const int end = min(m, 8 * (first + groups));
-    if (args.epilogue == Epilogue::kGated) return finish_gated(slots, 8 * first, end);
+    if (epilogue() == Epilogue::kGated) return finish_gated(slots, 8 * first, end);
     const int row8 = thread() % 8 * 8;
     if (row64() + row8 >= args.n) return;
 #pragma unroll 1
     for (int token = 8 * first + thread() / 8; token < end; token += 16) {
       const std::size_t at = static_cast<std::size_t>(token) * args.n + row64() + row8;
       uint4 residual = {};
-      if (args.epilogue == Epilogue::kResidual) residual = __ldcg(reinterpret_cast<const uint4*>(args.residual + at));
+      if (epilogue() == Epilogue::kResidual) residual = __ldcg(reinterpret_cast<const uint4*>(args.residual + at));
       float p[8];
       product(p, slots, token / 8 - first, row8, token);
-      if (args.epilogue == Epilogue::kLogits) {
+      if (epilogue() == Epilogue::kLogits) {
         store_logits(p, at);
       } else {
-        if (args.epilogue == Epilogue::kResidual) skinny_add_bf16(p, residual);
+        if (epilogue() == Epilogue::kResidual) skinny_add_bf16(p, residual);
         *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.y) + at) = skinny_pack(p);
       }
     }

@@ -11,14 +11,31 @@
 namespace aotllm::cuda {
 namespace {
 
-SkinnyKernel find_kernel(WeightType type, int rows_tile, int rows, int sub) {
-  switch (type) {
+int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
+
+/// Stages along k of a tile.
+int stages_of_tile(const Weights& w, const SkinnyPlan& plan) {
+  return ceil_div(w.k * (w.type == WeightType::kBf16 ? 2 : 1), 128 * plan.sub);
+}
+
+/// The plan's CTAs of a cluster, or so many fewer that all have as much of k.
+int fitting_cluster(const Weights& w, const SkinnyPlan& plan) {
+  int cluster = plan.cluster;
+  while (stages_of_tile(w, plan) % cluster != 0) cluster /= 2;
+  return cluster;
+}
+
+SkinnyKernel find_kernel(const GemmProblem& problem, int rows_tile, const SkinnyPlan& plan) {
+  const SkinnyRole role{true, problem.epilogue, fitting_cluster(problem.w, plan) > 1};
+  switch (problem.w.type) {
     case WeightType::kBf16:
-      return skinny_kernel_bf16(rows_tile, rows, sub);
+      return skinny_kernel_bf16(rows_tile, plan.rows, plan.sub, role);
     case WeightType::kFp8:
-      return skinny_kernel_fp8(rows_tile, rows, sub);
+      return skinny_kernel_fp8(rows_tile, plan.rows, plan.sub, role);
     case WeightType::kFp8Block:
-      return skinny_kernel_fp8_block(rows_tile, rows, sub);
+      return skinny_kernel_fp8_block(rows_tile, plan.rows, plan.sub);
     default:
       return {};
   }
@@ -41,10 +58,6 @@ bool takes(const GemmProblem& problem, int rows_tile) {
   return rows_tile == 8 || rows_tile == 16 || rows_tile == 32 || rows_tile == 64;
 }
 
-int ceil_div(int a, int b) {
-  return (a + b - 1) / b;
-}
-
 class SkinnyGemm : public Gemm {
  public:
   SkinnyGemm(const GemmProblem& problem, int rows_tile, Workspace workspace, const SkinnyPlan& plan,
@@ -56,9 +69,8 @@ class SkinnyGemm : public Gemm {
     x_map_ = matrix_tensor_map(problem.x, bf16 ? 2 : 1, problem.max_m, w.k, rows_tile);
 
     const int tiles = ceil_div(w.n, plan.rows);
-    const int per_tile = ceil_div(w.k * (bf16 ? 2 : 1), 128 * plan.sub);
-    args_.cluster = plan.cluster;
-    while (per_tile % args_.cluster != 0) args_.cluster /= 2;
+    const int per_tile = stages_of_tile(w, plan);
+    args_.cluster = fitting_cluster(w, plan);
     const int wanted = plan.grid > 0 ? plan.grid : device_attribute(cudaDevAttrMultiProcessorCount);
     grid_ = args_.cluster > 1 ? tiles * args_.cluster : std::min(wanted, plan.whole ? tiles : tiles * per_tile);
     args_.split = SkinnySplit(tiles, per_tile, grid_, args_.cluster == 1 && plan.whole);
@@ -224,14 +236,14 @@ SkinnyPlan default_skinny_plan(WeightType type, int n, int k, int rows_tile, int
     plan.grid = even_grid(tiles64, multiprocessors);
   }
   if (!plan.whole && plan.grid < multiprocessors * 3 / 4) plan.grid = multiprocessors;
-  plan.early = 96 * 1024 / (plan.rows * plan.sub * 128);
+  plan.early = (rows_tile == 8 ? 256 : 96) * 1024 / (plan.rows * plan.sub * 128);
   return plan;
 }
 
 std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace,
                                        const SkinnyPlan& plan) {
   if (!takes(problem, rows_tile) || !device_fits()) return nullptr;
-  const SkinnyKernel kernel = find_kernel(problem.w.type, rows_tile, plan.rows, plan.sub);
+  const SkinnyKernel kernel = find_kernel(problem, rows_tile, plan);
   if (kernel.function == nullptr) return nullptr;
   return std::make_unique<SkinnyGemm>(problem, rows_tile, workspace, plan, kernel);
 }

@@ -47,6 +47,14 @@ struct SkinnyArgs {
   unsigned* counters = nullptr;  ///< [tiles], arrived shares of a tile; zero between launches
 };
 
+/// What a kernel knows of its launches when it is compiled. A multiprocessor fetches a kernel's instructions anew at
+/// each launch, so that code which is not there saves microseconds where there are few rows.
+struct SkinnyRole {
+  bool is_known = false;  ///< false: it looks at its arguments instead
+  Epilogue epilogue = Epilogue::kStore;
+  bool clusters = false;  ///< CTAs of a cluster share tiles
+};
+
 /// One instantiation and what launching it takes.
 struct SkinnyKernel {
   void (*function)(CUtensorMap w, CUtensorMap x, SkinnyArgs args, int m) = nullptr;  ///< null: no such kernel
@@ -57,8 +65,8 @@ struct SkinnyKernel {
   int piece = 0;          ///< such groups that a CTA without a cluster finishes at a time
   int partial_bytes = 0;  ///< of one slot of `partials`
 };
-SkinnyKernel skinny_kernel_bf16(int rows_tile, int rows, int sub);
-SkinnyKernel skinny_kernel_fp8(int rows_tile, int rows, int sub);
+SkinnyKernel skinny_kernel_bf16(int rows_tile, int rows, int sub, SkinnyRole role);
+SkinnyKernel skinny_kernel_fp8(int rows_tile, int rows, int sub, SkinnyRole role);
 SkinnyKernel skinny_kernel_fp8_block(int rows_tile, int rows, int sub);
 
 /// The plan of make_skinny_gemm without one: rules, from measurements on an H200.

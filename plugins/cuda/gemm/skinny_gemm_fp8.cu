@@ -2,8 +2,8 @@
 
 namespace aotllm::cuda {
 
-SkinnyKernel skinny_kernel_fp8(int rows_tile, int rows, int sub) {
-  return skinny_kernel<WeightType::kFp8>(rows_tile, rows, sub);
+SkinnyKernel skinny_kernel_fp8(int rows_tile, int rows, int sub, SkinnyRole role) {
+  return skinny_kernel<WeightType::kFp8>(rows_tile, rows, sub, role);
 }
 
 }  // namespace aotllm::cuda

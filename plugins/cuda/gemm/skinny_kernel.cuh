@@ -154,6 +154,11 @@ __device__ void skinny_finish_tile(const SkinnyArgs& args, const SkinnyShared<Sh
   }
 }
 
+template <class Shape>
+__device__ bool skinny_clusters(const SkinnyArgs& args) {
+  return Shape::kRole.is_known ? Shape::kRole.clusters : args.cluster > 1;
+}
+
 /// The consumer threads: products of units [begin, end), and y of the tiles that are complete in this CTA.
 template <class Shape>
 __device__ void skinny_consume(const SkinnyArgs& args, const SkinnyShared<Shape>& shared, int begin, int end, int m) {
@@ -189,7 +194,7 @@ __device__ void skinny_consume(const SkinnyArgs& args, const SkinnyShared<Shape>
     unit += count;
     at.step = 0;
     ++at.tile;
-    if (args.cluster > 1) {
+    if (skinny_clusters<Shape>(args)) {
       skinny_finish_share<Shape>(args, shared, acc, factors, tile, m);
     } else {
       if (!whole) {
@@ -219,7 +224,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
-  if (args.cluster > 1) {  // nobody sends before the barriers of all are ready
+  if (skinny_clusters<Shape>(args)) {  // nobody sends before the barriers of all are ready
     cute::cluster_arrive_relaxed();
     cute::cluster_wait();
   }
@@ -233,26 +238,60 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   }
 }
 
-template <WeightType kType, int kTokens, int kRows, int kSub>
+template <WeightType kType, int kTokens, int kRows, int kSub, SkinnyRole kRole = SkinnyRole{}>
 SkinnyKernel skinny_kernel() {
-  using Shape = SkinnyShape<kType, kTokens, kRows, kSub>;
+  using Shape = SkinnyShape<kType, kTokens, kRows, kSub, kRole>;
   return {skinny_gemm_kernel<Shape>, Shape::kThreads, Shape::kStageBytes,  Shape::kFixedBytes,
           Shape::kGroupBytes,        Shape::kPiece,   Shape::kPartialBytes};
 }
 
-/// The instantiations that plans may name.
+/// That of a role, where there are so few rows that it pays.
+template <WeightType kType, int kTokens, int kRows, int kSub>
+SkinnyKernel skinny_kernel(SkinnyRole role) {
+  const auto of = [&]<Epilogue kEpilogue>(std::integral_constant<Epilogue, kEpilogue>) {
+    return role.clusters ? skinny_kernel<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, true}>()
+                         : skinny_kernel<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, false}>();
+  };
+  switch (role.epilogue) {
+    case Epilogue::kStore:
+      return of(std::integral_constant<Epilogue, Epilogue::kStore>{});
+    case Epilogue::kResidual:
+      return of(std::integral_constant<Epilogue, Epilogue::kResidual>{});
+    case Epilogue::kGated:
+      return of(std::integral_constant<Epilogue, Epilogue::kGated>{});
+    case Epilogue::kLogits:
+      return of(std::integral_constant<Epilogue, Epilogue::kLogits>{});
+  }
+  return {};
+}
+
+/// Of the instantiations that plans may name, those for any role.
 template <WeightType kType>
 SkinnyKernel skinny_kernel(int rows_tile, int rows, int sub) {
   const int shape = rows * 10 + sub;
-  if (rows_tile == 8 && shape == 642) return skinny_kernel<kType, 8, 64, 2>();
-  if (rows_tile == 8 && shape == 644) return skinny_kernel<kType, 8, 64, 4>();
-  if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1>();
-  if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2>();
-  if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1>();
+  if constexpr (kType == WeightType::kFp8Block) {
+    if (rows_tile == 8 && shape == 642) return skinny_kernel<kType, 8, 64, 2>();
+    if (rows_tile == 8 && shape == 644) return skinny_kernel<kType, 8, 64, 4>();
+    if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1>();
+    if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2>();
+    if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1>();
+  }
   if (rows_tile == 32 && shape == 642) return skinny_kernel<kType, 32, 64, 2>();
   if (rows_tile == 32 && shape == 1281) return skinny_kernel<kType, 32, 128, 1>();
   if (rows_tile == 64 && shape == 1281) return skinny_kernel<kType, 64, 128, 1>();
   return {};
+}
+
+/// All that plans may name.
+template <WeightType kType>
+SkinnyKernel skinny_kernel(int rows_tile, int rows, int sub, SkinnyRole role) {
+  const int shape = rows * 10 + sub;
+  if (rows_tile == 8 && shape == 642) return skinny_kernel<kType, 8, 64, 2>(role);
+  if (rows_tile == 8 && shape == 644) return skinny_kernel<kType, 8, 64, 4>(role);
+  if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1>(role);
+  if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2>(role);
+  if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1>(role);
+  return skinny_kernel<kType>(rows_tile, rows, sub);
 }
 
 }  // namespace aotllm::cuda

@@ -35,12 +35,13 @@ struct SkinnyMma<false, 64> : skinny::gmma::MMA_64x64x32_F32E4M3E4M3_SS_TN<> {};
 
 /// Tile of kRows rows of W × kTokens tokens. A stage of the ring is kSub columns of 128 bytes: W [kSub][kRows][128 B],
 /// then X [kSub][kTokens][128 B], both as TMA's 128-byte swizzle leaves them.
-template <WeightType kType_, int kTokens_, int kRows_, int kSub_>
+template <WeightType kType_, int kTokens_, int kRows_, int kSub_, SkinnyRole kRole_ = SkinnyRole{}>
 struct SkinnyShape {
   static constexpr WeightType kType = kType_;
   static constexpr int kTokens = kTokens_;
   static constexpr int kRows = kRows_;
   static constexpr int kSub = kSub_;
+  static constexpr SkinnyRole kRole = kRole_;
   static constexpr bool kBf16 = kType == WeightType::kBf16;
   static constexpr int kColumn = kBf16 ? 64 : 128;  ///< elements of k in 128 bytes
   using Mma = SkinnyMma<kBf16, kTokens>;
