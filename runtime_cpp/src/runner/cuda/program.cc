@@ -228,12 +228,16 @@ KvLayerView Program::kv_view(int layer, const Run& run) const {
 
 void Program::run_layers(const StepShape& shape, const StepView& step, const std::int32_t* fed,
                          const Stream& stream) const {
+  const Stream first{stream.handle, false, stream.sm};
   bool is_normed = false;
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const BoundOp& bound = ops_[i];
     if (std::holds_alternative<LmHeadOp>(bound.op)) break;
     const std::optional<RmsNormArgs> next_norm = fused_norm(i, shape.rows);
-    const Run run{shape, step, fed, stream, next_norm ? &*next_norm : nullptr, is_normed, rope_of_attention(i, shape)};
+    // Attention may read what came with the step before its predecessor has ended, so nothing of the step begins before
+    // that is there.
+    const Stream& joined = i == 0 ? first : stream;
+    const Run run{shape, step, fed, joined, next_norm ? &*next_norm : nullptr, is_normed, rope_of_attention(i, shape)};
     std::visit([&](const auto& op) { launch(op, bound.kernels, run); }, bound.op);
     is_normed = next_norm.has_value();
   }

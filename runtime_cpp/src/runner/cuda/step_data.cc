@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "elementwise/mapped_copy.h"
+
 namespace aotllm::cuda {
 namespace {
 
@@ -199,7 +201,7 @@ void StepData::pack_outputs(std::span<const SequenceStep> sequences, const StepS
 }
 
 void StepData::upload(cudaStream_t stream) const {
-  check(cudaMemcpyAsync(device_.data(), host_[turn_].data(), bytes_, cudaMemcpyHostToDevice, stream), "copy of a step");
+  copy_mapped(device_.data(), host_[turn_].device(), bytes_, stream);
 }
 
 StepView StepData::view(const StepShape& shape) const {

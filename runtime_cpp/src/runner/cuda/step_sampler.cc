@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "aotllm/errors.h"
+#include "elementwise/mapped_copy.h"
 #include "sampling/sampling.h"
 #include "support/strings.h"
 
@@ -115,9 +116,8 @@ void StepSampler::upload(StepMasks& masks, cudaStream_t stream) {
 
 void StepSampler::fetch(const Needs& needs, int turn, cudaStream_t stream) {
   if (needs.rows == 0) return;
-  check(cudaMemcpyAsync(tokens_.data() + turn * max_rows_, drawn_.data(),
-                        sizeof(std::int32_t) * static_cast<std::size_t>(needs.rows), cudaMemcpyDeviceToHost, stream),
-        "copy of tokens");
+  copy_mapped(tokens_.device() + turn * max_rows_, drawn_.data(),
+              sizeof(std::int32_t) * static_cast<std::size_t>(needs.rows), stream);
 }
 
 void StepSampler::take(const Needs& needs, int turn, StepOutputs& outputs) const {
