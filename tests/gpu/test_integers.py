@@ -10,7 +10,7 @@ import pytest
 from aotllm.engines import Engine
 from tests.builder.checkpoints.int_models import KINDS, quantize_folder
 from tests.builder.cuda_plan_interpreter import open_ranks
-from tests.gpu.engines import CASES, Sequences, random_prompt, relative_error, tiny_engine
+from tests.gpu.engines import CASES, MIXTURES, Sequences, random_prompt, relative_error, tiny_engine
 from tests.integration.engines import build_engine, save_tiny_model
 
 TOLERANCE = 3e-2
@@ -39,7 +39,7 @@ def check(engine: Engine, seed: int) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("case", ["llama", "llama, heads of 96, odd sizes", "qwen2", "gemma2"])
+@pytest.mark.parametrize("case", ["llama", "llama, heads of 96, odd sizes", "qwen2", "gemma2", *MIXTURES])
 def test_quantized_models(quantize: str, case: str, tmp_path: Path) -> None:
     _, engine = tiny_engine(tmp_path, case, quantize=quantize)
     assert quantize in engine.manifest.precision.weight_formats
@@ -60,8 +60,19 @@ def test_checkpoints_of_integers(kind: str, tmp_path: Path) -> None:
     check(engine, 23)
 
 
-def test_deterministic_engines_do_not_depend_on_chunks(tmp_path: Path) -> None:
-    _, engine = tiny_engine(tmp_path, "llama", quantize="int4")
+@pytest.mark.parametrize("kind", ["awq", "gptq, groups of 32, v2", "gptq, 8 bits"])
+def test_experts_of_integers(kind: str, tmp_path: Path) -> None:
+    model_class, parameters = CASES["mixtral"]
+    sizes = {**parameters, "hidden_size": 256, "intermediate_size": 384}
+    save_tiny_model(tmp_path / "model", model_class, sizes, dtype="bf16", max_gain=0.8)
+    quantize_folder(tmp_path / "model", KINDS[kind])
+    engine = build_engine(tmp_path / "model", tmp_path / "engine", target="cuda", max_seq_len=512, max_num_tokens=256)
+    check(engine, 25)
+
+
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_deterministic_engines_do_not_depend_on_chunks(case: str, tmp_path: Path) -> None:
+    _, engine = tiny_engine(tmp_path, case, quantize="int4")
     prompt = random_prompt(24, PROMPT_TOKENS)
     sequences = Sequences(engine, count=1, deterministic=True)
     whole = sequences.logits(prompt)

@@ -13,7 +13,7 @@ from aotllm.builder.config import ModelConfig
 from aotllm.builder.passes import ArenaLayout, Partition, Stage, kv_layers, operands
 from aotllm.builder.passes.arena import round_up
 from aotllm.builder.passes.fused_ops import EMBEDDING, LM_HEAD, NORM_MOE, NORM_SWIGLU
-from aotllm.builder.targets.cuda.integers import COLUMNS, INT_FORMATS, SMALL_GROUP, common_group
+from aotllm.builder.targets.cuda.integers import COLUMNS, INT_FORMATS, ROWS, SMALL_GROUP, common_group
 from aotllm.builder.targets.cuda.matrix import Matrix, RowMap, interleaved, repeated, stacked
 from aotllm.builder.targets.cuda.plan import LinearRecord, Plan, TacticRecord
 from aotllm.builder.targets.cuda.tactics import tactics_for
@@ -47,8 +47,8 @@ _MULTIPLES = {
     "int4": (TILE, TILE),
 }
 """Format → what rows and columns of a matrix must be a multiple of"""
-_EXPERT_FORMATS = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "bf16"}
-"""Format → that of experts: the kernels that gather rows have no scales per block"""
+_EXPERT_FORMATS = {"fp8_block": "bf16"}
+"""Format → that of experts, where it is another one: the kernels that gather rows have no scales per block"""
 EXPERTS_SM = 90
 MAX_EXPERTS, MAX_TOP_K = 512, 16
 """Of a layer, and of a token"""
@@ -220,6 +220,11 @@ class _CudaLowering(Lowering):
         self._enter(f"{stem}down", Matrix(down, (hidden,) * experts, whole, taken, width), neurons, _EXPERT_FORMATS)
         if self.linears[f"{stem}gate_up"]["format"] != self.linears[f"{stem}down"]["format"]:
             raise UnsupportedModel(f"Matrices {stem}* are in several formats; target cuda needs one for all of them.")
+        if self.linears[f"{stem}down"]["format"] in INT_FORMATS and hidden % ROWS:
+            raise UnsupportedModel(
+                f"Matrices {stem}* are integers and the model's width is {hidden}; target cuda takes multiples of "
+                f"{ROWS}: build it from a checkpoint that is not quantized, without --quantize."
+            )
         return {"gate_up": f"{stem}gate_up", "down": f"{stem}down"}
 
     def _norm_moe(self, node: ir.Node, inputs: dict[str, ir.Value]) -> Op:
@@ -278,13 +283,7 @@ class _CudaLowering(Lowering):
             formats: format of the sources → that of the linear, where it is another one.
         """
         fmt = self._common_format(name, matrix.sources)
-        if formats is not None:
-            if fmt not in formats:
-                raise UnsupportedModel(
-                    f"Matrix {name} is in {fmt}; experts of target cuda are in {', '.join(formats)}: build it with "
-                    "--fp8, or from a checkpoint that is not quantized."
-                )
-            fmt = formats[fmt]
+        fmt = (formats or {}).get(fmt, fmt)
         _check_matrix(name, matrix, fmt)
         self.matrices[name] = matrix
         self.linears[name] = {"n": matrix.n, "k": matrix.k, "format": fmt, "tensor": name}

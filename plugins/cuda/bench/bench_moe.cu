@@ -26,12 +26,27 @@ constexpr Model kModels[] = {{"qwen3", 128, 8, 2048, 768, true}, {"mixtral", 8, 
 constexpr int kSets = 8;  // of rows
 constexpr int kMaxRows = 4096;
 
+const char* name_of(WeightType type) {
+  return type == WeightType::kBf16   ? "bf16"
+         : type == WeightType::kFp8  ? "fp8"
+         : type == WeightType::kInt4 ? "int4"
+                                     : "int8";
+}
+
+/// Of a tile that there is a kernel for.
+int most_tokens(WeightType type) {
+  return type == WeightType::kBf16 ? 384 : type == WeightType::kFp8 ? 160 : kMoeMostIntTokens;
+}
+
 struct Bench {
   Model model;
+  WeightType type;
   bool fp8;
+  int group;  // of integers
   DeviceArray<float> router;
   DeviceArray<std::uint8_t> gate_up, down;
   DeviceArray<float> gate_up_scales, down_scales;
+  DeviceArray<std::uint8_t> zeros;
   DeviceArray<Bf16> x, h, y, out;
   DeviceArray<std::uint8_t> codes, h_codes;
   DeviceArray<float> code_scales, h_scales, weights, row_scales, logits;
@@ -40,7 +55,8 @@ struct Bench {
   DeviceArray<std::uint32_t> members;
   MoeRouting routing;
 
-  Bench(const Model& m, bool is_fp8) : model(m), fp8(is_fp8) {
+  Bench(const Model& m, WeightType type)
+      : model(m), type(type), fp8(type == WeightType::kFp8), group(type == WeightType::kInt4 ? 128 : 0) {
     const auto e = static_cast<std::size_t>(m.num_experts);
     const auto width = static_cast<std::size_t>(m.hidden);
     const auto inner = static_cast<std::size_t>(m.intermediate);
@@ -49,6 +65,7 @@ struct Bench {
     fill_random(router.data(), router.size(), 0.02f);
     fill_weights(gate_up, gate_up_scales, e * 2 * inner, width);
     fill_weights(down, down_scales, e * width, inner);
+    if (group > 0) zeros = DeviceArray<std::uint8_t>(e * 2 * inner * width / group), zeros.fill(7);
     x = DeviceArray<Bf16>(kSets * kMaxRows * width);
     fill_random(x.data(), x.size(), 1.0f);
     if (fp8) {
@@ -77,17 +94,18 @@ struct Bench {
   }
 
   void fill_weights(DeviceArray<std::uint8_t>& to, DeviceArray<float>& scales, std::size_t n, std::size_t k) {
-    to = DeviceArray<std::uint8_t>(n * k * (fp8 ? 1 : 2));
-    if (fp8) {
+    to = DeviceArray<std::uint8_t>(static_cast<std::size_t>(n * k * weight_bytes()));
+    if (type != WeightType::kBf16) {
       fill_random(to.data(), to.size(), 100.0f);
-      scales = DeviceArray<float>(n);
-      fill_random(scales.data(), scales.size(), 0.0002f);
+      scales = DeviceArray<float>(group > 0 ? n * k / group : n);
+      fill_random(scales.data(), scales.size(), group > 0 ? 0.005f : 0.0002f);
     } else {
       fill_random(reinterpret_cast<Bf16*>(to.data()), n * k, 0.02f);
     }
   }
 
-  WeightType type() const { return fp8 ? WeightType::kFp8 : WeightType::kBf16; }
+  double weight_bytes() const { return type == WeightType::kInt4 ? 0.5 : type == WeightType::kBf16 ? 2.0 : 1.0; }
+  double bytes_with_scales() const { return weight_bytes() + (group > 0 ? 5.0 / group : 0.0); }
   std::size_t row(int set) const { return static_cast<std::size_t>(set % kSets) * kMaxRows; }
 
   void route(int set, int m, int tokens, const Stream& stream) const {
@@ -107,7 +125,7 @@ struct Bench {
   }
   MoeGemm gate_up_gemm(int set) const {
     MoeGemmProblem p;
-    p.w = {type(), 2 * model.intermediate, model.hidden, gate_up.data(), gate_up_scales.data(), nullptr};
+    p.w = {type, 2 * model.intermediate, model.hidden, gate_up.data(), gate_up_scales.data(), zeros.data(), group};
     p.num_experts = model.num_experts;
     p.x = fp8 ? static_cast<const void*>(codes.data() + row(set) * model.hidden) : x.data() + row(set) * model.hidden;
     p.gathers = true;
@@ -118,7 +136,7 @@ struct Bench {
   }
   MoeGemm down_gemm() const {
     MoeGemmProblem p;
-    p.w = {type(), model.hidden, model.intermediate, down.data(), down_scales.data(), nullptr};
+    p.w = {type, model.hidden, model.intermediate, down.data(), down_scales.data(), zeros.data(), group};
     p.num_experts = model.num_experts;
     p.x = fp8 ? static_cast<const void*>(h_codes.data()) : h.data();
     p.x_scales = h_scales.data();
@@ -170,7 +188,7 @@ struct Bench {
       check(cudaMemcpy(chosen.data(), experts.data(), chosen.size() * 4, cudaMemcpyDeviceToHost), "experts");
       used += static_cast<double>(std::set<std::int32_t>(chosen.begin(), chosen.end()).size()) / kSets;
     }
-    // All sizes of tiles give the same bits: a hash tells.
+    // All sizes of tiles give the same bits, but for integers: a hash tells.
     check(cudaMemset(out.data(), 0, out.bytes()), "zero");
     run(0, m, tokens, gate_ups[0], down_gemm, {});
     std::vector<std::uint16_t> bits(static_cast<std::size_t>(m) * model.hidden);
@@ -198,13 +216,13 @@ struct Bench {
     const double downed =
         time_in_graph(calls, [&](int, const Stream& s) { down_gemm.launch(routing, pairs, tokens, s); }, replays);
     const double combined = time_in_graph(calls, [&](int, const Stream& s) { combine(m, s); }, replays);
-    const double expert_bytes = 3.0 * model.hidden * model.intermediate * (fp8 ? 1 : 2);
+    const double expert_bytes = 3.0 * model.hidden * model.intermediate * bytes_with_scales();
     const double flop = 6.0 * pairs * model.hidden * model.intermediate;
     std::printf(
         "%-8s %-4s m %4d tile %3d experts %5.1f | all %8.1f us %6.0f GB/s %6.1f TF | route %6.1f gate_up "
         "%8.1f quant %6.1f down %8.1f combine %6.1f | %08x\n",
-        model.name, fp8 ? "fp8" : "bf16", m, tokens, used, all * 1e6, used * expert_bytes / all * 1e-9,
-        flop / all * 1e-12, routed * 1e6, up * 1e6, quantized * 1e6, downed * 1e6, combined * 1e6, hash);
+        model.name, name_of(type), m, tokens, used, all * 1e6, used * expert_bytes / all * 1e-9, flop / all * 1e-12,
+        routed * 1e6, up * 1e6, quantized * 1e6, downed * 1e6, combined * 1e6, hash);
     std::fflush(stdout);
   }
 };
@@ -212,18 +230,24 @@ struct Bench {
 }  // namespace
 }  // namespace aotllm::cuda
 
-// Arguments: all = for many rows with every size of tiles from 64 on, not only the one that is chosen.
+// Arguments: many = from 512 rows on; all = these with every size of tiles from 64 on, not only the one that is chosen;
+// bf16, fp8, int4, int8 = those alone.
 int main(int argc, char** argv) {
   using namespace aotllm::cuda;
-  const bool all = argc > 1 && std::string(argv[1]) == "all";
+  const std::set<std::string> named(argv + 1, argv + argc);
+  const bool all = named.count("all") > 0;
+  const bool many = named.count("many") > 0;
+  const bool every_type = named.size() == (all ? 1 : 0) + (many ? 1 : 0);
   for (const Model& model : kModels) {
-    for (const bool fp8 : {false, true}) {
-      const Bench bench(model, fp8);
+    for (const WeightType type : {WeightType::kBf16, WeightType::kFp8, WeightType::kInt4, WeightType::kInt8}) {
+      if (!every_type && named.count(name_of(type)) == 0) continue;
+      const Bench bench(model, type);
       for (const int m : {1, 8, 64, 512, 2048, 4096}) {
-        const int chosen = moe_tile_tokens(m, model.num_experts, model.top_k, fp8);
+        if (many && m < 512) continue;
+        const int chosen = moe_tile_tokens(m, model.num_experts, model.top_k, type);
         for (const int tokens : {8, 16, 32, 64, 128, 160, 192, 320, 384}) {
-          if (fp8 && tokens > 160) continue;
-          if (tokens == chosen || (all && m >= 512 && tokens >= (m > 512 ? 128 : 64))) bench.measure(m, tokens);
+          if (tokens > most_tokens(type)) continue;
+          if (tokens == chosen || (all && m >= 512 && tokens >= 64)) bench.measure(m, tokens);
         }
       }
     }

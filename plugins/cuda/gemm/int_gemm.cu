@@ -44,11 +44,7 @@ class IntGemm : public Gemm {
       : kernel_(kernel), max_rows_(std::min(rows_tile, problem.max_m)) {
     const Weights& w = problem.w;
     x_map_ = matrix_tensor_map(problem.x, 2, problem.max_m, w.k, rows_tile);
-    args_.strips = shape.strips;
-    args_.k_blocks = shape.k_blocks;
-    args_.codes = static_cast<const std::uint8_t*>(w.data);
-    args_.scales = w.scales;
-    args_.zeros = w.zeros;
+    args_.w = IntBlocks(w, shape);
     args_.n = w.n;
     args_.early = plan.early;
     args_.prefetch = plan.prefetch;
@@ -89,8 +85,8 @@ class IntGemm : public Gemm {
  private:
   /// Which CTA computes what.
   void split(const IntPlan& plan) {
-    const int tiles = ceil_div(args_.strips * kIntRows, plan.rows);
-    const int per_tile = ceil_div(args_.k_blocks, plan.sub);
+    const int tiles = ceil_div(args_.w.strips * kIntRows, plan.rows);
+    const int per_tile = ceil_div(args_.w.k_blocks, plan.sub);
     args_.cluster = plan.cluster;
     while (per_tile % args_.cluster != 0) args_.cluster /= 2;
     const int wanted = plan.grid > 0 ? plan.grid : device_attribute(cudaDevAttrMultiProcessorCount);

@@ -29,15 +29,11 @@ struct IntPlan {
 struct IntArgs {
   SkinnySplit split;  ///< units of rows × stage
   int n = 0;
-  int strips = 0;  ///< of 64 rows
-  int k_blocks = 0;
+  IntBlocks w;
   int stages = 0;
   int cluster = 1;
   int early = 0;
   int prefetch = 0;
-  const std::uint8_t* codes = nullptr;
-  const float* scales = nullptr;  ///< kInt8Row: [n], else [strips][k_blocks · groups][64]
-  const std::uint8_t* zeros = nullptr;
   const float* bias = nullptr;
   const __nv_bfloat16* residual = nullptr;
   void* y = nullptr;

@@ -4,6 +4,7 @@
 
 #include "gemm/int_epilogue.cuh"
 #include "gemm/int_exchange.cuh"
+#include "gemm/int_load.cuh"
 #include "gemm/int_merge.cuh"
 #include "gemm/int_multiply.cuh"
 
@@ -40,49 +41,24 @@ struct IntProducer {
         : tile(unit / split.per_tile), step(unit - tile * split.per_tile) {}
   };
 
-  __device__ int blocks(const Unit& at) const { return min(Tile::kSub, args.k_blocks - at.step * Tile::kSub); }
-  __device__ int strips(const Unit& at) const {
-    return min(Tile::kWarpgroups, args.strips - at.tile * Tile::kWarpgroups);
-  }
-  __device__ std::size_t first_block(const Unit& at, int strip) const {
-    return static_cast<std::size_t>(at.tile * Tile::kWarpgroups + strip) * args.k_blocks + at.step * Tile::kSub;
-  }
+  __device__ IntLoad<Tile> load(const Unit& at) const { return {args.w, 0, at.tile * Tile::kWarpgroups, at.step}; }
 
   __device__ void load_w(int unit, int stage, int end) const {
-    const Unit at(args.split, unit);
-    const int count = blocks(at);
-    const int own = strips(at);
-    constexpr int kWBytes = Tile::kCodeBytes + Tile::kScaleBytes + Tile::kZeroBytes;
+    const IntLoad<Tile> w = load(Unit(args.split, unit));
     std::uint64_t* full = shared.full(stage);
-    IntBarrier::arrive_and_expect_tx(full, count * (own * kWBytes + Tile::kXBytes));
-    for (int strip = 0; strip < own; ++strip) {
-      const std::size_t first = first_block(at, strip);
-      int_load(shared.codes(stage, strip), args.codes + first * Tile::kCodeBytes, count * Tile::kCodeBytes, full);
-      if constexpr (Tile::kGroups > 0) {
-        int_load(shared.scales(stage, strip), args.scales + first * (Tile::kScaleBytes / 4), count * Tile::kScaleBytes,
-                 full);
-        int_load(shared.zeros(stage, strip), args.zeros + first * Tile::kZeroBytes, count * Tile::kZeroBytes, full);
-      }
-    }
+    IntBarrier::arrive_and_expect_tx(full, w.bytes() + w.count * Tile::kXBytes);
+    w.start(shared, stage, full, cute::TMA::CacheHintSm90::EVICT_FIRST);
     // What a successor prefetches fills the time in which this kernel ends.
     if (end - 1 - unit == args.early) cudaTriggerProgrammaticLaunchCompletion();
   }
 
   __device__ void load_x(int unit, int stage) const {
     const Unit at(args.split, unit);
-    const int columns = 2 * blocks(at);
+    const int columns = 2 * load(at).count;
     for (int i = 0; i < columns; ++i) {
       cute::SM90_TMA_LOAD_2D::copy(
           x_map, shared.full(stage), static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
           shared.x(stage, 0) + i * (Tile::kXBytes / 2), (at.step * 2 * Tile::kSub + i) * 64, 0);
-    }
-  }
-
-  __device__ void prefetch(int unit) const {
-    const Unit at(args.split, unit);
-    for (int strip = 0; strip < strips(at); ++strip) {
-      cute::SM90_BULK_COPY_G2S::PREFETCH::copy(args.codes + first_block(at, strip) * Tile::kCodeBytes,
-                                               blocks(at) * Tile::kCodeBytes);
     }
   }
 
@@ -92,7 +68,9 @@ struct IntProducer {
     const int filled = min(stages, end - begin);
     int unit = begin;
     for (; unit < begin + filled; ++unit) load_w(unit, unit - begin, end);
-    for (const int prefetched = min(end, unit + args.prefetch); unit < prefetched; ++unit) prefetch(unit);
+    for (const int prefetched = min(end, unit + args.prefetch); unit < prefetched; ++unit) {
+      load(Unit(args.split, unit)).prefetch();
+    }
 
     cudaGridDependencySynchronize();  // x is another kernel's
     for (int i = 0; i < filled; ++i) load_x(begin + i, i);
@@ -111,7 +89,7 @@ __device__ void int_scale_rows(float (&acc)[1][Tile::kAcc], const IntArgs& args,
   if (row16 >= args.n) return;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float scale = __ldg(args.scales + row16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h);
+    const float scale = __ldg(args.w.scales + row16 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h);
 #pragma unroll
     for (int j = 0; j < Tile::kTokens / 8; ++j) {
       acc[0][4 * j + 2 * h] *= scale;
@@ -150,15 +128,7 @@ __device__ void int_accumulate(float (&acc)[1][Tile::kAcc], const IntArgs& args,
 #pragma unroll 1
   for (int i = 0; i < count; ++i, ring.next(args.stages)) {
     IntBarrier::wait(shared.full(ring.stage), ring.parity);
-    const auto multiply = [&](int block) {
-      int_multiply<Tile>(acc[0], IntBlock<Tile>(shared, ring.stage, strip, block), shared.x(ring.stage, block));
-    };
-    if ((step + i + 1) * Tile::kSub <= args.k_blocks) {
-#pragma unroll
-      for (int block = 0; block < Tile::kSub; ++block) multiply(block);
-    } else {
-      multiply(0);
-    }
+    int_multiply_stage<Tile>(acc[0], shared, ring.stage, strip, args.w.k_blocks - (step + i) * Tile::kSub);
     if (threadIdx.x % 32 == 0) IntBarrier::arrive(shared.empty(ring.stage));
   }
 }

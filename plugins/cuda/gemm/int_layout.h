@@ -64,6 +64,23 @@ struct IntShape {
   std::size_t blocks() const { return static_cast<std::size_t>(strips) * static_cast<std::size_t>(k_blocks); }
 };
 
+/// The blocks of a matrix on the device.
+struct IntBlocks {
+  const std::uint8_t* codes = nullptr;
+  const float* scales = nullptr;        ///< kInt8Row: [n], else [strips][k_blocks · groups][64]
+  const std::uint8_t* zeros = nullptr;  ///< unused for kInt8Row, else likewise
+  int strips = 0;                       ///< of 64 rows
+  int k_blocks = 0;                     ///< of 128 columns
+
+  IntBlocks() = default;
+  IntBlocks(const Weights& w, const IntShape& shape)
+      : codes(static_cast<const std::uint8_t*>(w.data)),
+        scales(w.scales),
+        zeros(w.zeros),
+        strips(shape.strips),
+        k_blocks(shape.k_blocks) {}
+};
+
 /// False where `w` is neither kInt8 nor kInt4, or of sizes or groups that there are no kernels for.
 inline bool int_shape(const Weights& w, IntShape& shape) {
   if (w.n <= 0 || w.k <= 0 || w.n % 16 != 0 || w.k % 16 != 0 || w.scales == nullptr) return false;

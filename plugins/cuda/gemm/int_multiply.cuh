@@ -7,9 +7,9 @@
 #include "gemm/int_fragment.cuh"
 #include "gemm/int_shape.cuh"
 
-// acc += W · x of one block of 64 rows × 128 columns, by a warpgroup. For few tokens each warp multiplies its 16 rows
-// on its own, so that the compiler is free to mix conversions and products; for more, a warpgroup's instructions read x
-// once for all of its warps.
+// acc += W · x of blocks of 64 rows × 128 columns, by a warpgroup; codes · x where a row has one scale. For few tokens
+// each warp multiplies its 16 rows on its own, so that the compiler is free to mix conversions and products; for more,
+// a warpgroup's instructions read x once for all of its warps.
 namespace aotllm::cuda {
 
 constexpr int kIntSteps = kIntColumns / 16;  // of the tensor cores
@@ -204,6 +204,22 @@ __device__ void int_multiply(float (&acc)[Tile::kAcc], const IntBlock<Tile>& blo
     int_multiply_warp<Tile>(acc, block, x);
   } else {
     int_multiply_group<Tile>(acc, block, x);
+  }
+}
+
+/// The blocks of a stage, of which `left` ≥ 1 lie in the matrix.
+template <class Tile>
+__device__ void int_multiply_stage(float (&acc)[Tile::kAcc], const IntShared<Tile>& shared, int stage, int strip,
+                                   int left) {
+  static_assert(Tile::kSub <= 2);
+  const auto multiply = [&](int block) {
+    int_multiply<Tile>(acc, IntBlock<Tile>(shared, stage, strip, block), shared.x(stage, block));
+  };
+  if (left >= Tile::kSub) {
+#pragma unroll
+    for (int block = 0; block < Tile::kSub; ++block) multiply(block);
+  } else {
+    multiply(0);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <cutlass/arch/barrier.h>
 
-#include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 
 #include "gemm/int_gemm.h"
@@ -20,6 +19,8 @@ template <>
 struct IntMma<32> : integer::gmma::MMA_64x32x16_F32BF16BF16_RS<integer::kMajor, integer::kMajor> {};
 template <>
 struct IntMma<64> : integer::gmma::MMA_64x64x16_F32BF16BF16_RS<integer::kMajor, integer::kMajor> {};
+template <>
+struct IntMma<128> : integer::gmma::MMA_64x128x16_F32BF16BF16_RS<integer::kMajor, integer::kMajor> {};
 
 /// Tile of kRows rows of W × kTokens tokens, a warpgroup for each 64 rows. A stage of the ring is kSub blocks of 128
 /// columns: codes [kRows / 64][kSub], then X [2 kSub][kTokens][128 B] in TMA's 128-byte swizzle, then scales
@@ -40,7 +41,7 @@ struct IntTile {
   static constexpr int kThreads = kConsumers + 32;  ///< and the producer's warp
   static constexpr int kAcc = kTokens / 2;
   /// CTAs of a multiprocessor, as registers allow: one of them is that of the kernel that follows.
-  static constexpr int kResident = kTokens == 64 ? 1 : kTokens == 32 || kGroups == 4 ? 2 : kRows == 64 ? 5 : 3;
+  static constexpr int kResident = kTokens >= 64 ? 1 : kTokens == 32 || kGroups == 4 ? 2 : kRows == 64 ? 5 : 3;
   static constexpr bool kByWarps = kTokens <= 16;  ///< see int_multiply.cuh
   /// Steps of 16 columns that a warpgroup makes ready at a time: as many as registers allow, none beyond a group.
   static constexpr int kChunk = kGroups == 4 ? 2 : 4;
@@ -99,16 +100,6 @@ __device__ inline void int_sync(int threads, int barrier) {
   int_compiler_fence();
   cutlass::arch::NamedBarrier::sync(static_cast<std::uint32_t>(threads), static_cast<std::uint32_t>(barrier));
   int_compiler_fence();
-}
-
-/// Contiguous bytes (a multiple of 16) that will not be read again, to shared memory.
-__device__ inline void int_load(void* to, const void* from, int bytes, std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;\n" ::
-          "r"(cute::cast_smem_ptr_to_uint(to)),
-      "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(barrier)),
-      "l"(static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST))
-      : "memory");
 }
 
 }  // namespace aotllm::cuda

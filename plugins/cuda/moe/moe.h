@@ -16,6 +16,9 @@ namespace aotllm::cuda {
 
 inline constexpr int kMoeMaxExperts = 512;
 inline constexpr int kMoeMaxTopK = 16;
+/// Of tiles of experts in integers: from here on they have the same results.
+inline constexpr int kMoeAlikeIntTokens = 32;
+inline constexpr int kMoeMostIntTokens = 128;
 
 /// The expert that a tile of places belongs to: its tiles are [first_tile, first_tile + ceil(count / tokens)).
 struct alignas(16) MoeTile {
@@ -40,8 +43,8 @@ struct MoeRouting {
 /// Words of MoeRouting::members for m rows.
 std::size_t moe_members(int m, int num_experts);
 /// Places of a tile for m rows: what the experts' GEMMs are fastest with if rows spread evenly. Results do not depend
-/// on it.
-int moe_tile_tokens(int m, int num_experts, int top_k, bool fp8);
+/// on it, but for rounding where experts are integers and tiles have fewer than kMoeAlikeIntTokens.
+int moe_tile_tokens(int m, int num_experts, int top_k, WeightType type);
 /// The most tiles that any routing of m rows has.
 int moe_max_tiles(int m, int num_experts, int top_k, int tokens);
 
@@ -64,9 +67,10 @@ struct MoeRouteArgs {
 /// sums float32, so that the result of a row does not depend on other rows. One kernel up to 64 rows, else three.
 void moe_route(const MoeRouteArgs& args, const Stream& stream);
 
-/// y = W_e · x for the rows of each expert e. kBf16 and kFp8 (activations as codes with a scale per row).
+/// y = W_e · x for the rows of each expert e. kBf16, kFp8 (activations as codes with a scale per row), kInt8 and kInt4.
 struct MoeGemmProblem {
-  Weights w;  ///< of all experts, one after another: w.n rows are one expert's; a multiple of 16
+  Weights w;  ///< of all experts, one after another: w.n rows are one expert's; a multiple of 16, of
+              ///< integers of 64: blocks do not cross experts
   int num_experts = 0;
   const void* x = nullptr;               ///< [rows, k]
   bool gathers = false;                  ///< place p reads row routing.rows[p] of x; else row p

@@ -18,9 +18,14 @@ struct LargeTile {
   int tokens;
   float bf16;
   float fp8;
+  float integers;
+
+  float time(WeightType type) const {
+    return type == WeightType::kBf16 ? bf16 : type == WeightType::kFp8 ? fp8 : integers;
+  }
 };
-constexpr LargeTile kLargeTiles[] = {
-    {128, 1.0f, 1.0f}, {160, 0.88f, 1.03f}, {192, 0.875f, 0.0f}, {320, 0.83f, 0.0f}, {384, 0.81f, 0.0f}};
+constexpr LargeTile kLargeTiles[] = {{64, 0.0f, 0.0f, 1.5f},    {128, 1.0f, 1.0f, 1.0f},  {160, 0.88f, 1.03f, 0.0f},
+                                     {192, 0.875f, 0.0f, 0.0f}, {320, 0.83f, 0.0f, 0.0f}, {384, 0.81f, 0.0f, 0.0f}};
 
 /// Tiles of an expert in the mean over what its number of rows may be.
 float expected_tiles(float count, float deviation, int tokens) {
@@ -31,8 +36,26 @@ float expected_tiles(float count, float deviation, int tokens) {
   return sum / 5.0f;
 }
 
-MoeGemmKernel find_kernel(WeightType type, int tokens) {
-  return type == WeightType::kBf16 ? moe_gemm_bf16(tokens) : moe_gemm_fp8(tokens);
+bool is_integer(WeightType type) {
+  return type == WeightType::kInt4 || type == WeightType::kInt8;
+}
+
+MoeGemmKernel find_kernel(const Weights& w, int tokens) {
+  if (w.type == WeightType::kBf16) return moe_gemm_bf16(tokens);
+  if (w.type == WeightType::kFp8) return moe_gemm_fp8(tokens);
+  IntShape shape;
+  if (!int_shape(w, shape)) return {};
+  switch (shape.format) {
+    case IntFormat::kInt4Group128:
+      return moe_gemm_int4_group128(tokens);
+    case IntFormat::kInt4Group32:
+      return moe_gemm_int4_group32(tokens);
+    case IntFormat::kInt8Row:
+      return moe_gemm_int8_row(tokens);
+    case IntFormat::kInt8Group32:
+      return moe_gemm_int8_group32(tokens);
+  }
+  return {};
 }
 
 /// CTAs of the kernel that the device runs at a time.
@@ -65,11 +88,15 @@ void check_device() {
 void check_problem(const MoeGemmProblem& problem) {
   const auto fail = [](const std::string& text) { throw Error(ErrorKind::kInternal, "MoeGemm: " + text); };
   const Weights& w = problem.w;
-  if (w.type != WeightType::kBf16 && w.type != WeightType::kFp8) fail("takes bf16 and FP8 weights with row scales");
-  const int multiple = w.type == WeightType::kBf16 ? 8 : 16;
-  if (w.n < 16 || w.n % 16 != 0 || w.k < multiple || w.k % multiple != 0) {
-    fail("got experts of " + std::to_string(w.n) + " × " + std::to_string(w.k) + ", n must be a multiple of 16, k of " +
-         std::to_string(multiple));
+  IntShape shape;
+  if (w.type != WeightType::kBf16 && w.type != WeightType::kFp8 && !int_shape(w, shape)) {
+    fail("takes weights in bf16, FP8 with row scales, and integers with scales, in groups with zeros");
+  }
+  const int rows = is_integer(w.type) ? kIntRows : 16;
+  const int columns = w.type == WeightType::kBf16 ? 8 : 16;
+  if (w.n < rows || w.n % rows != 0 || w.k < columns || w.k % columns != 0) {
+    fail("got experts of " + std::to_string(w.n) + " × " + std::to_string(w.k) + ", n must be a multiple of " +
+         std::to_string(rows) + ", k of " + std::to_string(columns));
   }
   if (problem.num_experts < 1 || problem.num_experts > kMoeMaxExperts) {
     fail("got " + std::to_string(problem.num_experts) + " experts, allowed are 1 to " + std::to_string(kMoeMaxExperts));
@@ -79,7 +106,7 @@ void check_problem(const MoeGemmProblem& problem) {
 
 }  // namespace
 
-int moe_tile_tokens(int m, int num_experts, int top_k, bool fp8) {
+int moe_tile_tokens(int m, int num_experts, int top_k, WeightType type) {
   const float share = static_cast<float>(top_k) / static_cast<float>(num_experts);
   const float count = static_cast<float>(m) * share;  // of an expert's rows, where they are spread evenly
   const float deviation = std::sqrt(count * (1.0f - share));
@@ -89,7 +116,7 @@ int moe_tile_tokens(int m, int num_experts, int top_k, bool fp8) {
   int best = 0;
   float least = 0.0f;
   for (const LargeTile& tile : kLargeTiles) {
-    const float each = fp8 ? tile.fp8 : tile.bf16;
+    const float each = tile.time(type);
     const float time = each * static_cast<float>(tile.tokens) * expected_tiles(count, deviation, tile.tokens);
     if (each > 0.0f && (best == 0 || time < least)) best = tile.tokens, least = time;
   }
@@ -100,11 +127,13 @@ MoeGemm::MoeGemm(const MoeGemmProblem& problem) : problem_(problem) {
   check_problem(problem);
   check_device();
   const Weights& w = problem.w;
-  w_map_ = matrix_tensor_map(w.data, w.type == WeightType::kBf16 ? 2 : 1,
-                             static_cast<std::uint64_t>(problem.num_experts) * static_cast<std::uint64_t>(w.n),
-                             static_cast<std::uint64_t>(w.k), kMoeBoxRows);
+  if (!is_integer(w.type)) {
+    w_map_ = matrix_tensor_map(w.data, w.type == WeightType::kBf16 ? 2 : 1,
+                               static_cast<std::uint64_t>(problem.num_experts) * static_cast<std::uint64_t>(w.n),
+                               static_cast<std::uint64_t>(w.k), kMoeBoxRows);
+  }
   for (const int tokens : kTileTokens) {
-    const MoeGemmKernel kernel = find_kernel(w.type, tokens);
+    const MoeGemmKernel kernel = find_kernel(w, tokens);
     if (kernel.function == nullptr) continue;
     check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
           "shared memory of an experts' GEMM");
@@ -114,17 +143,18 @@ MoeGemm::MoeGemm(const MoeGemmProblem& problem) : problem_(problem) {
 void MoeGemm::launch(const MoeRouting& routing, int pairs, int tokens, const Stream& stream) const {
   if (pairs <= 0) return;
   const Weights& w = problem_.w;
-  const MoeGemmKernel kernel = find_kernel(w.type, tokens);
+  const MoeGemmKernel kernel = find_kernel(w, tokens);
   if (kernel.function == nullptr) {
     throw Error(ErrorKind::kInternal,
                 "MoeGemm: got tiles of " + std::to_string(tokens) +
-                    " tokens, allowed are 8, 16, 32, 64, 128, 160 and, for bf16, 192, 320 and 384");
+                    " tokens, allowed are 8, 16, 32, 64, 128, but for integers 160 and, for bf16, 192, 320 and 384");
   }
   MoeGemmArgs args;
   args.x = problem_.x;
   args.rows = problem_.gathers ? routing.rows : nullptr;
   args.x_scales = problem_.x_scales;
   args.w_scales = w.scales;
+  if (IntShape shape; int_shape(w, shape)) args.blocks = IntBlocks(w, shape);
   args.y = problem_.y;
   args.tiles = routing.tiles;
   args.num_tiles = routing.counters;

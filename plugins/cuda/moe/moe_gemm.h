@@ -1,5 +1,6 @@
 #pragma once
 
+#include "gemm/int_layout.h"
 #include "moe/moe.h"
 
 // What the host side of the experts' GEMMs and their kernels share.
@@ -11,6 +12,7 @@ struct MoeGemmArgs {
   const std::int32_t* rows = nullptr;  ///< of places; null = place p is row p
   const float* x_scales = nullptr;
   const float* w_scales = nullptr;  ///< [num_experts, n]
+  IntBlocks blocks;                 ///< of integers, one expert's shape
   __nv_bfloat16* y = nullptr;
   const MoeTile* tiles = nullptr;
   const std::int32_t* num_tiles = nullptr;
@@ -36,5 +38,10 @@ inline constexpr int kMoeBoxRows = 64;
 // clusters of two CTAs, 320 and 384.
 MoeGemmKernel moe_gemm_bf16(int tokens);
 MoeGemmKernel moe_gemm_fp8(int tokens);
+// `tokens`: 8, 16, 32, 64, 128.
+MoeGemmKernel moe_gemm_int4_group128(int tokens);
+MoeGemmKernel moe_gemm_int4_group32(int tokens);
+MoeGemmKernel moe_gemm_int8_row(int tokens);
+MoeGemmKernel moe_gemm_int8_group32(int tokens);
 
 }  // namespace aotllm::cuda

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "elementwise/bf16x8.cuh"
+#include "gemm/int_multiply.cuh"
 #include "gemm/skinny_epilogue.cuh"
 #include "moe/moe_gemm_shape.cuh"
 
@@ -38,7 +39,9 @@ struct Consumer {
         continue;
       }
       float acc[S::kBlocks][S::kAcc] = {};
-      if constexpr (S::kFp8) {
+      if constexpr (S::kIntegers) {
+        sum_integers(acc[0], steps);
+      } else if constexpr (S::kFp8) {
         sum_promoted(acc, steps);
       } else {
         sum(acc, steps);
@@ -150,10 +153,21 @@ struct Consumer {
     for (int i = 0; i < S::kAcc; ++i) acc[i] += product[i];
   }
 
+  __device__ void sum_integers(Sums& acc, int steps) {
+    using Blocks = typename S::Blocks;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int stage = arrived();
+      int_multiply_stage<Blocks>(acc, {shared.ring, S::kStages}, stage, warpgroup,
+                                 args.blocks.k_blocks - step * Blocks::kSub);
+      release(stage);
+    }
+  }
+
   /// y of 16 rows of W. Pairs of tokens become pairs of rows, which are neighbours in y, by transposing 8 × 8 matrices.
   __device__ void write(const Tile& tile, int row16, const Sums& acc) const {
     float w_scales[2] = {1.0f, 1.0f};
-    if constexpr (S::kFp8) {
+    if constexpr (S::kRowScales) {
       const float* scales = args.w_scales + static_cast<std::size_t>(tile.expert) * args.n + row16 + lane / 4;
       w_scales[0] = __ldg(scales);
       w_scales[1] = __ldg(scales + 8);
@@ -175,7 +189,7 @@ struct Consumer {
         float p[2][2];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          p[i / 2][i % 2] = S::kFp8 ? sums[i] * w_scales[i / 2] * x_scales[j][i % 2] : sums[i];
+          p[i / 2][i % 2] = S::kRowScales ? sums[i] * w_scales[i / 2] * x_scales[j][i % 2] : sums[i];
         }
         store(tile, row16, 8 * (base + j) + lane / 4, p);
       }

@@ -30,7 +30,7 @@ __device__ void initialize_barriers(const Shared<S>& shared) {
 
 /// The successor may start once all CTAs know that the routing is there: what it reads of it is then there too.
 template <class S>
-__global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThreads, S::kLarge ? 1 : 2)
+__global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThreads, S::kResident)
     moe_gemm_kernel(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ MoeGemmArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::uint8_t raw[];
@@ -38,7 +38,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
   initialize_barriers(shared);
   if (threadIdx.x >= S::kConsumers) {
     if constexpr (S::kLarge) cutlass::arch::warpgroup_reg_dealloc<56>();
-    if (threadIdx.x == S::kConsumers) cute::prefetch_tma_descriptor(&w_map);
+    if (!S::kIntegers && threadIdx.x == S::kConsumers) cute::prefetch_tma_descriptor(&w_map);
     Producer<S>(w_map, args, shared).run();
   } else {
     if constexpr (S::kLarge) cutlass::arch::warpgroup_reg_alloc<224>();
@@ -50,9 +50,8 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(S::kThread
 #endif
 }
 
-template <bool kFp8, int kTokens, int kCluster = 1>
+template <class S>
 MoeGemmKernel described() {
-  using S = Shape<kFp8, kTokens, kCluster>;
   return {moe_gemm_kernel<S>, S::kThreads, S::kSharedBytes, S::kRows, S::kCluster};
 }
 
@@ -60,26 +59,46 @@ template <bool kFp8>
 MoeGemmKernel moe_gemm_kernel_of(int tokens) {
   switch (tokens) {
     case 8:
-      return described<kFp8, 8>();
+      return described<Shape<kFp8, 8>>();
     case 16:
-      return described<kFp8, 16>();
+      return described<Shape<kFp8, 16>>();
     case 32:
-      return described<kFp8, 32>();
+      return described<Shape<kFp8, 32>>();
     case 64:
-      return described<kFp8, 64>();
+      return described<Shape<kFp8, 64>>();
     case 128:
-      return described<kFp8, 128>();
+      return described<Shape<kFp8, 128>>();
     case 160:
-      return described<kFp8, 160>();
+      return described<Shape<kFp8, 160>>();
     default:
       break;
   }
   if constexpr (!kFp8) {
-    if (tokens == 192) return described<kFp8, 192>();
-    if (tokens == 320) return described<kFp8, 160, 2>();
-    if (tokens == 384) return described<kFp8, 192, 2>();
+    if (tokens == 192) return described<Shape<kFp8, 192>>();
+    if (tokens == 320) return described<Shape<kFp8, 160, 2>>();
+    if (tokens == 384) return described<Shape<kFp8, 192, 2>>();
   }
   return {};
+}
+
+template <IntFormat kFormat>
+MoeGemmKernel moe_gemm_kernel_of(int tokens) {
+  constexpr int kFew = kFormat == IntFormat::kInt4Group128 ? 2 : 1;      // blocks of a stage for few tokens
+  constexpr int kResident = kFormat == IntFormat::kInt8Group32 ? 2 : 3;  // of 64 tokens, as shared memory allows
+  switch (tokens) {
+    case 8:
+      return described<IntegerShape<kFormat, 8, 64, kFew, 3>>();
+    case 16:
+      return described<IntegerShape<kFormat, 16, 64, kFew, 3>>();
+    case 32:
+      return described<IntegerShape<kFormat, 32, 128, 1, 2>>();
+    case 64:
+      return described<IntegerShape<kFormat, 64, 64, 1, kResident>>();
+    case 128:
+      return described<IntegerShape<kFormat, 128, 128, 1, 1>>();
+    default:
+      return {};
+  }
 }
 
 }  // namespace aotllm::cuda::moe

@@ -4,9 +4,11 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "gemm/int_load.cuh"
 #include "moe/moe_gemm_shape.cuh"
 
-// The loads: W by TMA, rows of X gathered in pieces of 16 bytes by the threads of the producers' warps.
+// The loads: W by TMA (of integers in blocks), rows of X gathered in pieces of 16 bytes by the threads of the
+// producers' warps.
 namespace aotllm::cuda::moe {
 
 /// One of the threads that fill the ring. All take part in every stage of X; the first one also loads W.
@@ -33,8 +35,16 @@ struct Producer {
 
   __device__ void load_w(const Tile& tile, int step, int stage) const {
     using Hint = cute::TMA::CacheHintSm90;
+    const Hint hint = tile.reads_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL;
+    if constexpr (S::kIntegers) {
+      load_blocks(tile, step, stage, hint);
+    } else {
+      load_boxes(tile, step, stage, static_cast<std::uint64_t>(hint));
+    }
+  }
+
+  __device__ void load_boxes(const Tile& tile, int step, int stage, std::uint64_t hint) const {
     ClusterTransactionBarrier::arrive_and_expect_tx(&shared.full[stage], S::kSub * S::kWBytes);
-    const auto hint = static_cast<std::uint64_t>(tile.reads_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
 #pragma unroll
     for (int sub = 0; sub < S::kSub; ++sub) {
       constexpr int kBoxes = S::kRows / kMoeBoxRows / S::kCluster;
@@ -52,6 +62,12 @@ struct Producer {
         }
       }
     }
+  }
+
+  __device__ void load_blocks(const Tile& tile, int step, int stage, cute::TMA::CacheHintSm90 hint) const {
+    const IntLoad<typename S::Blocks> w(args.blocks, tile.expert * args.blocks.strips, tile.row / kIntRows, step);
+    ClusterTransactionBarrier::arrive_and_expect_tx(&shared.full[stage], w.bytes());
+    w.start({shared.ring, S::kStages}, stage, &shared.full[stage], hint);
   }
 
   __device__ void find_rows(const Tile& tile) {

@@ -6,6 +6,7 @@
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cute/arch/mma_sm90_gmma_ext.hpp>
 
+#include "gemm/int_shape.cuh"
 #include "gemm/skinny_shape.cuh"
 #include "moe/moe_gemm.h"
 
@@ -28,14 +29,26 @@ AOTLLM_MOE_MMA(160)
 AOTLLM_MOE_MMA(192)
 #undef AOTLLM_MOE_MMA
 
+constexpr int kMostStages = 8;
+constexpr int kOtherBytes = 1024 /* alignment */ + 2 * kMostStages * 8 /* barriers */;
+
+/// Stages of the ring of one of `resident` CTAs on a multiprocessor.
+constexpr int ring_stages(int stage_bytes, int resident) {
+  const int fit = ((228 / resident - 1) * 1024 - kOtherBytes) / stage_bytes;
+  return fit < kMostStages ? fit : kMostStages;
+}
+
 /// Rows of W are the M of the tensor cores, tokens the N. A stage of the ring is kSub columns of 128 bytes: W
 /// [kSub][kRows][128 B], then X [kSub][kTokens][128 B], both in the 128-byte swizzle.
 template <bool kFp8_, int kTokens_, int kCluster_ = 1>
 struct Shape {
   static constexpr bool kFp8 = kFp8_;
+  static constexpr bool kIntegers = false;
+  static constexpr bool kRowScales = kFp8;  // of W
   static constexpr int kTokens = kTokens_;
   static constexpr int kCluster = kCluster_;      // CTAs with neighbouring tokens: each loads a part of W for all
   static constexpr bool kLarge = kTokens >= 128;  // one CTA on a multiprocessor, else two
+  static constexpr int kResident = kLarge ? 1 : 2;
 
   // Blocks of 64 rows of a warpgroup. Large tiles are bound by what comes from the L2, so they are as large as the
   // registers for sums allow; those of FP8 need more for the sums of a stage.
@@ -51,14 +64,41 @@ struct Shape {
   static constexpr int kWBytes = kRows * 128;
   static constexpr int kXBytes = kTokens * 128;
   static constexpr int kStageBytes = kSub * (kWBytes + kXBytes);
-  static constexpr int kBarrierBytes = 256;
-  static constexpr int kOtherBytes = 1024 /* alignment */ + kBarrierBytes;
-  static constexpr int kFit = ((kLarge ? 227 : 113) * 1024 - kOtherBytes) / kStageBytes;
-  static constexpr int kStages = kFit < 8 ? kFit : 8;
+  static constexpr int kStages = ring_stages(kStageBytes, kResident);
   static constexpr int kSharedBytes = kOtherBytes + kStages * kStageBytes;
 
   static_assert(kCluster == 1 || (kLarge && kRows / kMoeBoxRows % kCluster == 0));
-  static_assert(kStages >= 3 && 2 * kStages * 8 <= kBarrierBytes);
+  static_assert(kStages >= 3);
+};
+
+/// Of integers. A stage is that of IntTile: codes, then X in kSub columns of 128 bytes, then scales and zeros.
+template <IntFormat kFormat, int kTokens_, int kRows_, int kBlocksOfStage, int kResident_>
+struct IntegerShape {
+  using Blocks = IntTile<kFormat, kTokens_, kRows_, kBlocksOfStage>;
+  static constexpr bool kFp8 = false;
+  static constexpr bool kIntegers = true;
+  static constexpr bool kRowScales = kFormat == IntFormat::kInt8Row;
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kCluster = 1;
+  static constexpr bool kLarge = kTokens >= 128;
+  static constexpr int kResident = kResident_;
+
+  static constexpr int kBlocks = 1;
+  static constexpr int kWarpgroups = Blocks::kWarpgroups;
+  static constexpr int kRows = kRows_;
+  static constexpr int kSub = 2 * kBlocksOfStage;
+  static constexpr int kConsumers = Blocks::kConsumers;
+  static constexpr int kProducers = kLarge ? 128 : 32;
+  static constexpr int kThreads = kConsumers + kProducers;
+  static constexpr int kAcc = Blocks::kAcc;
+
+  static constexpr int kWBytes = Blocks::kXOffset / kSub;
+  static constexpr int kXBytes = Blocks::kXBytes / 2;
+  static constexpr int kStageBytes = Blocks::kStageBytes;
+  static constexpr int kStages = ring_stages(kStageBytes, kResident);
+  static constexpr int kSharedBytes = kOtherBytes + kStages * kStageBytes;
+
+  static_assert(kStages >= 3);
 };
 
 template <class S>

@@ -59,7 +59,8 @@ def quantize_folder(folder: Path, kind: Kind, head: bool = False) -> dict[str, t
     edit(folder, quantization_config=kind.config())
     result, meant = {}, {}
     for name, weight in load_file(folder / "model.safetensors").items():
-        if weight.ndim != 2 or "embed" in name or (name.startswith("lm_head") and not head):
+        is_router = name.endswith(("block_sparse_moe.gate.weight", "mlp.gate.weight"))
+        if weight.ndim != 2 or is_router or "embed" in name or (name.startswith("lm_head") and not head):
             result[name] = weight
             continue
         codes, scales, zeros = quantize(weight.float(), kind)

@@ -110,7 +110,7 @@ struct Model {
 void check_case(const Case& c) {
   const Model model(c);
   const WeightStore weights(model.plan);
-  Mixtures mixtures(model.plan, weights);
+  Mixtures mixtures(model.plan, weights, false);
   constexpr int kRows = 256;
   const std::size_t size = static_cast<std::size_t>(kRows) * c.width;
   const std::vector<Bf16> x = random_bf16(size);
@@ -165,9 +165,11 @@ TEST(Mixtures, RefuseFormatsThatNoKernelTakes) {
   AOTLLM_NEEDS_GPU();
   Model model({});
   const WeightStore weights(model.plan);
-  model.plan.linears[1].matrix.format = MatrixFormat::kInt8;
-  Mixtures mixtures(model.plan, weights);
-  EXPECT_ANY_THROW(mixtures.add(std::get<NormMoeOp>(model.plan.ops[0]), {}));
+  Mixtures mixtures(model.plan, weights, false);
+  for (const MatrixFormat down : {MatrixFormat::kFp8Block, MatrixFormat::kInt8}) {
+    model.plan.linears[1].matrix.format = down;
+    EXPECT_ANY_THROW(mixtures.add(std::get<NormMoeOp>(model.plan.ops[0]), {})) << static_cast<int>(down);
+  }
 }
 
 }  // namespace

@@ -2,10 +2,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "int_matrix.h"
 #include "moe/moe.h"
 #include "reference.h"
 
@@ -19,6 +22,7 @@ struct Case {
   int hidden = 128;
   int intermediate = 96;
   bool fp8 = false;
+  std::optional<IntFormat> integers;  // of the experts, instead of bf16 or FP8
   bool normalize = true;
   Activation activation = Activation::kSilu;
   int tokens = 0;        // of a tile; 0: what is chosen
@@ -29,8 +33,11 @@ struct Case {
 inline std::string describe(const Case& c) {
   return "m " + std::to_string(c.m) + " experts " + std::to_string(c.num_experts) + " top " + std::to_string(c.top_k) +
          " hidden " + std::to_string(c.hidden) + " intermediate " + std::to_string(c.intermediate) +
-         (c.fp8 ? " fp8" : " bf16") + " tokens " + std::to_string(c.tokens) + " favourite " +
-         std::to_string(c.favourite) + " avoided from " + std::to_string(c.avoided_from);
+         (c.integers ? " integers " + std::to_string(static_cast<int>(*c.integers))
+          : c.fp8    ? " fp8"
+                     : " bf16") +
+         " tokens " + std::to_string(c.tokens) + " favourite " + std::to_string(c.favourite) + " avoided from " +
+         std::to_string(c.avoided_from);
 }
 
 /// A matrix on the device, and its exact values.
@@ -38,8 +45,16 @@ struct Matrix {
   std::vector<float> values, scales;
   DeviceArray<std::uint8_t> data;
   DeviceArray<float> scales_data;
+  std::shared_ptr<const IntMatrix> integers;
 
   Matrix() = default;
+  Matrix(IntFormat format, std::size_t rows, std::size_t columns)
+      : integers(std::make_shared<IntMatrix>(format, static_cast<int>(rows), static_cast<int>(columns))) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      const float* from = integers->row(static_cast<int>(row));
+      values.insert(values.end(), from, from + columns);
+    }
+  }
   Matrix(std::size_t rows, std::size_t columns, bool fp8, float sigma) {
     std::vector<float> drawn = random_normal(rows * columns, fp8 ? 16.0f : sigma);
     values.resize(drawn.size());
@@ -88,7 +103,7 @@ struct Mixture {
   const std::int32_t* sequences = nullptr;
 
   explicit Mixture(const Case& from) : c(from), pairs(from.m * from.top_k) {
-    if (c.tokens == 0) c.tokens = moe_tile_tokens(c.m, c.num_experts, c.top_k, c.fp8);
+    if (c.tokens == 0) c.tokens = moe_tile_tokens(c.m, c.num_experts, c.top_k, type());
     const auto e = static_cast<std::size_t>(c.num_experts);
     const auto width = static_cast<std::size_t>(c.hidden);
     const auto n_inner = static_cast<std::size_t>(c.intermediate);
@@ -101,8 +116,8 @@ struct Mixture {
       if (c.avoided_from > 0 && expert >= c.avoided_from) router[expert * width] = -40.0f;
     }
     codes = Matrix(c.m, width, c.fp8, 1.0f);
-    gate_up = Matrix(e * 2 * n_inner, width, c.fp8, 1.0f / std::sqrt(static_cast<float>(width)));
-    down = Matrix(e * width, n_inner, c.fp8, 1.0f / std::sqrt(static_cast<float>(n_inner)));
+    gate_up = weights_matrix(e * 2 * n_inner, width);
+    down = weights_matrix(e * width, n_inner);
     inner = Matrix(n_pairs, n_inner, c.fp8, 1.0f);
     x_data = DeviceArray<Bf16>(x);
     router_data = DeviceArray<float>(router);
@@ -190,8 +205,21 @@ struct Mixture {
   }
 
  private:
+  Matrix weights_matrix(std::size_t rows, std::size_t columns) const {
+    if (c.integers) return Matrix(*c.integers, rows, columns);
+    return Matrix(rows, columns, c.fp8, 1.0f / std::sqrt(static_cast<float>(columns)));
+  }
+  WeightType type() const {
+    if (c.integers) return int_has_four_bits(*c.integers) ? WeightType::kInt4 : WeightType::kInt8;
+    return c.fp8 ? WeightType::kFp8 : WeightType::kBf16;
+  }
   Weights weights_of(const Matrix& matrix, int n, int k) const {
-    return {c.fp8 ? WeightType::kFp8 : WeightType::kBf16, n, k, matrix.data.data(), matrix.scales_data.data(), nullptr};
+    if (matrix.integers != nullptr) {
+      Weights w = matrix.integers->weights();
+      w.n = n;
+      return w;
+    }
+    return {type(), n, k, matrix.data.data(), matrix.scales_data.data(), nullptr};
   }
 };
 

@@ -240,39 +240,89 @@ TEST(Moe, PaddingTakesTheExpertsOfTheFirstRow) {
   }
 }
 
+/// `all`'s rows, but only the first `m` of them in tiles of `tokens`.
+struct Part {
+  int m, tokens;
+};
+
 /// What a row becomes does not depend on the rows beside it, nor on tiles.
-TEST(Moe, RowsStandAlone) {
-  AOTLLM_NEEDS_GPU();
-  for (const bool fp8 : {false, true}) {
-    const Case all{
-        .m = 230, .num_experts = 16, .top_k = 4, .hidden = 512, .intermediate = 256, .fp8 = fp8, .tokens = 128};
-    Mixture mix(all);
+void check_rows_stand_alone(const Case& all, const std::vector<Part>& parts) {
+  Mixture mix(all);
+  mix.run();
+  const auto want_weights = mix.weights.download();
+  const auto want_places = mix.places.download();
+  const auto want_h = mix.h.download();
+  for (const auto& [m, tokens] : parts) {
+    mix.c.m = m;
+    mix.c.tokens = tokens;
+    mix.pairs = m * all.top_k;
+    mix.tiles = Mixture::poisoned<MoeTile>(moe_max_tiles(m, all.num_experts, all.top_k, tokens));
+    mix.routing.tiles = mix.tiles.data();
+    mix.h.fill(0xFF);
     mix.run();
-    const auto want_weights = mix.weights.download();
-    const auto want_places = mix.places.download();
-    const auto want_h = mix.h.download();
-    for (const auto& [m, tokens] : {std::pair{1, 8}, {5, 16}, {64, 32}, {65, 8}, {130, 64}, {230, 160}, {201, 320}}) {
-      if (fp8 && tokens > 160) continue;
-      Mixture& part = mix;
-      part.c.m = m;
-      part.c.tokens = tokens;
-      part.pairs = m * all.top_k;
-      part.tiles = Mixture::poisoned<MoeTile>(moe_max_tiles(m, all.num_experts, all.top_k, tokens));
-      part.routing.tiles = part.tiles.data();
-      part.run();
-      const auto weights = part.weights.download();
-      const auto places = part.places.download();
-      const auto h = part.h.download();
-      for (int pair = 0; pair < part.pairs; ++pair) {
-        ASSERT_EQ(weights[pair], want_weights[pair]) << "m " << m << " pair " << pair;
-        for (int j = 0; j < all.intermediate; ++j) {
-          const Bf16 got = h[static_cast<std::size_t>(places[pair]) * all.intermediate + j];
-          const Bf16 want = want_h[static_cast<std::size_t>(want_places[pair]) * all.intermediate + j];
-          ASSERT_EQ(__bfloat16_as_ushort(got), __bfloat16_as_ushort(want))
-              << (fp8 ? "fp8" : "bf16") << " m " << m << " tokens " << tokens << " pair " << pair << " column " << j;
-        }
+    const auto weights = mix.weights.download();
+    const auto places = mix.places.download();
+    const auto h = mix.h.download();
+    for (int pair = 0; pair < mix.pairs; ++pair) {
+      ASSERT_EQ(weights[pair], want_weights[pair]) << "m " << m << " pair " << pair;
+      for (int j = 0; j < all.intermediate; ++j) {
+        const Bf16 got = h[static_cast<std::size_t>(places[pair]) * all.intermediate + j];
+        const Bf16 want = want_h[static_cast<std::size_t>(want_places[pair]) * all.intermediate + j];
+        ASSERT_EQ(__bfloat16_as_ushort(got), __bfloat16_as_ushort(want))
+            << describe(mix.c) << " pair " << pair << " column " << j;
       }
     }
+  }
+}
+
+TEST(Moe, RowsStandAlone) {
+  AOTLLM_NEEDS_GPU();
+  const Case all{.m = 230, .num_experts = 16, .top_k = 4, .hidden = 512, .intermediate = 256, .tokens = 128};
+  const std::vector<Part> parts = {{1, 8}, {5, 16}, {64, 32}, {65, 8}, {130, 64}, {230, 160}};
+  for (const bool fp8 : {false, true}) {
+    Case c = all;
+    c.fp8 = fp8;
+    check_rows_stand_alone(c, parts);
+  }
+  check_rows_stand_alone(all, {{201, 320}});
+}
+
+constexpr IntFormat kIntFormats[] = {IntFormat::kInt4Group128, IntFormat::kInt4Group32, IntFormat::kInt8Row,
+                                     IntFormat::kInt8Group32};
+
+TEST(Moe, IntegersMatchFloat64) {
+  AOTLLM_NEEDS_GPU();
+  for (const IntFormat format : kIntFormats) {
+    for (const int tokens : {8, 16, 32, 64, 128}) {
+      check_case({.m = 3, .hidden = 256, .intermediate = 320, .integers = format, .tokens = tokens});
+      check_case({.m = 97,
+                  .num_experts = 6,
+                  .top_k = 3,
+                  .hidden = 448,
+                  .intermediate = 160,
+                  .integers = format,
+                  .activation = Activation::kGeluTanh,
+                  .tokens = tokens});
+    }
+    check_case({.m = 1, .num_experts = 4, .hidden = 2048, .intermediate = 768, .integers = format});
+    check_case({.m = 200, .num_experts = 16, .top_k = 1, .integers = format, .favourite = 3});
+    check_case({.m = 33, .num_experts = 128, .top_k = 8, .hidden = 192, .intermediate = 32, .integers = format});
+  }
+}
+
+/// Engines that shall be deterministic rely on it.
+TEST(Moe, RowsOfIntegersStandAloneInTilesThatAreNotSmall) {
+  AOTLLM_NEEDS_GPU();
+  static_assert(kMoeAlikeIntTokens == 32);
+  for (const IntFormat format : kIntFormats) {
+    check_rows_stand_alone({.m = 150,
+                            .num_experts = 8,
+                            .top_k = 2,
+                            .hidden = 448,
+                            .intermediate = 96,
+                            .integers = format,
+                            .tokens = kMoeMostIntTokens},
+                           {{1, 32}, {7, 64}, {64, 32}, {64, 128}, {90, 64}});
   }
 }
 
@@ -281,7 +331,9 @@ TEST(Moe, RunsInGraphs) {
   AOTLLM_NEEDS_GPU();
   for (const Case& c :
        {Case{.m = 8, .num_experts = 32, .top_k = 4, .hidden = 512, .intermediate = 256},
-        Case{.m = 120, .num_experts = 32, .top_k = 4, .hidden = 512, .intermediate = 256, .fp8 = true}}) {
+        Case{.m = 120, .num_experts = 32, .top_k = 4, .hidden = 512, .intermediate = 256, .fp8 = true},
+        Case{.m = 8, .num_experts = 32, .hidden = 512, .intermediate = 256, .integers = IntFormat::kInt4Group128},
+        Case{.m = 300, .num_experts = 8, .hidden = 512, .intermediate = 256, .integers = IntFormat::kInt8Row}}) {
     const Mixture mix(c);
     mix.run();
     const auto want = mix.out.download();
@@ -307,17 +359,19 @@ TEST(Moe, RunsInGraphs) {
 /// What was fastest on an H200.
 TEST(Moe, TilesFitTheRowsOfAnExpert) {
   struct Row {
-    int m, num_experts, top_k;
-    bool fp8;
-    int tokens;
+    int m, num_experts, top_k, bf16, fp8, integers;
   };
-  for (const Row& r :
-       {Row{1, 8, 2, false, 8}, Row{8, 8, 2, true, 8}, Row{64, 8, 2, false, 32}, Row{64, 8, 2, true, 32},
-        Row{512, 8, 2, false, 160}, Row{512, 8, 2, true, 160}, Row{2048, 8, 2, false, 192}, Row{2048, 8, 2, true, 128},
-        Row{4096, 8, 2, false, 384}, Row{4096, 8, 2, true, 128}, Row{1, 128, 8, true, 8}, Row{64, 128, 8, false, 8},
-        Row{512, 128, 8, false, 64}, Row{512, 128, 8, true, 64}, Row{2048, 128, 8, false, 160},
-        Row{2048, 128, 8, true, 160}, Row{4096, 128, 8, false, 320}, Row{4096, 128, 8, true, 128}}) {
-    EXPECT_EQ(moe_tile_tokens(r.m, r.num_experts, r.top_k, r.fp8), r.tokens) << "m " << r.m << " of " << r.num_experts;
+  for (const Row& r : {Row{1, 8, 2, 8, 8, 8}, Row{8, 8, 2, 8, 8, 8}, Row{64, 8, 2, 32, 32, 32},
+                       Row{512, 8, 2, 160, 160, 128}, Row{2048, 8, 2, 192, 128, 128}, Row{4096, 8, 2, 384, 128, 128},
+                       Row{1, 128, 8, 8, 8, 8}, Row{64, 128, 8, 8, 8, 8}, Row{512, 128, 8, 64, 64, 64},
+                       Row{2048, 128, 8, 160, 160, 128}, Row{4096, 128, 8, 320, 128, 128}}) {
+    for (const auto& [type, tokens] : {std::pair{WeightType::kBf16, r.bf16},
+                                       {WeightType::kFp8, r.fp8},
+                                       {WeightType::kInt4, r.integers},
+                                       {WeightType::kInt8, r.integers}}) {
+      EXPECT_EQ(moe_tile_tokens(r.m, r.num_experts, r.top_k, type), tokens)
+          << "m " << r.m << " of " << r.num_experts << " type " << static_cast<int>(type);
+    }
   }
 }
 
@@ -336,7 +390,11 @@ TEST(Moe, RefusesWhatNoKernelTakes) {
   MoeGemmProblem p;
   p.num_experts = 2;
   p.w = {WeightType::kInt8, 64, 64, nullptr, nullptr, nullptr};
-  EXPECT_ANY_THROW(MoeGemm{p});
+  EXPECT_ANY_THROW(MoeGemm{p}) << "no scales";
+  const IntMatrix w(IntFormat::kInt4Group128, 2 * 80, 128);
+  p.w = w.weights();
+  p.w.n = 80;
+  EXPECT_ANY_THROW(MoeGemm{p}) << "blocks cross experts";
   p.w = {WeightType::kBf16, 24, 64, nullptr, nullptr, nullptr};
   EXPECT_ANY_THROW(MoeGemm{p});
 }

@@ -35,6 +35,7 @@ std::size_t gemm_workspace_bytes(const Plan& plan) {
   std::size_t bytes = kWorkspaceBytes;
   for (const Linear& linear : plan.linears) {
     if (linear.matrix.format != MatrixFormat::kInt8 && linear.matrix.format != MatrixFormat::kInt4) continue;
+    if (linear.tactics.empty()) continue;  // of experts, which are never made bf16 in memory
     bytes = std::max(bytes, dequant_workspace_bytes(linear.n, linear.k));
   }
   return bytes;

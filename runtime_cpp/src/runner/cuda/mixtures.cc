@@ -37,7 +37,8 @@ struct Sizes {
 
 }  // namespace
 
-Mixtures::Mixtures(const Plan& plan, const WeightStore& weights) : plan_(plan), weights_(weights) {
+Mixtures::Mixtures(const Plan& plan, const WeightStore& weights, bool deterministic)
+    : plan_(plan), weights_(weights), deterministic_(deterministic) {
   Sizes sizes;
   for (const Op& op : plan.ops) {
     const auto* moe = std::get_if<NormMoeOp>(&op);
@@ -67,18 +68,22 @@ bool Mixtures::is_fp8(const NormMoeOp& op) const {
 /// All experts' matrices; n is one expert's.
 Weights Mixtures::weights_of(int linear, int num_experts) const {
   const Linear& l = plan_.linears[static_cast<std::size_t>(linear)];
-  const MatrixFormat format = l.matrix.format;
-  if (format != MatrixFormat::kBf16 && format != MatrixFormat::kFp8) {
+  Weights w = weights_.matrix(l);
+  if (w.type == WeightType::kFp8Block) {
     throw Error(ErrorKind::kEngineIncompatible, cat("experts' linear \"", l.name,
-                                                    "\" is neither bf16 nor fp8, which no kernel of this build takes; "
-                                                    "build the engine with this version of aotllm"));
+                                                    "\" is fp8_block, which no kernel of this build takes; build the "
+                                                    "engine with this version of aotllm"));
   }
-  return {format == MatrixFormat::kBf16 ? WeightType::kBf16 : WeightType::kFp8,
-          l.n / num_experts,
-          l.k,
-          weights_.find(l.matrix.data),
-          weights_.find(l.matrix.scales),
-          nullptr};
+  w.n /= num_experts;
+  return w;
+}
+
+/// Places of a tile. Of integers the rounding of small ones depends on it, and it on how many rows there are.
+int Mixtures::tile_tokens(const NormMoeOp& op, int rows) const {
+  const WeightType type = weight_type(plan_.linears[static_cast<std::size_t>(op.gate_up)].matrix.format);
+  const int tokens = moe_tile_tokens(rows, op.num_experts, op.top_k, type);
+  const bool rounds = type == WeightType::kInt4 || type == WeightType::kInt8;
+  return deterministic_ && rounds ? std::max(tokens, kMoeAlikeIntTokens) : tokens;
 }
 
 int Mixtures::add(const NormMoeOp& op, const MixtureInput& input) {
@@ -127,7 +132,7 @@ void Mixtures::launch(int index, const Launch& launch, const Stream& stream) con
   const Mixture& mixture = mixtures_[static_cast<std::size_t>(index)];
   const NormMoeOp& op = mixture.op;
   const int width = plan_.buffers[static_cast<std::size_t>(op.in)].width;
-  const int tokens = moe_tile_tokens(launch.rows, op.num_experts, op.top_k, is_fp8(op));
+  const int tokens = tile_tokens(op, launch.rows);
   const int pairs = launch.rows * op.top_k;
   MoeRouteArgs route;
   route.x = mixture.input.x;

@@ -22,7 +22,8 @@ class Mixtures {
  public:
   /// Throws Error(kInvalidRequest) where the device has too little memory, Error(kEngineIncompatible) for experts that
   /// no kernel takes.
-  Mixtures(const Plan& plan, const WeightStore& weights);
+  /// `deterministic`: what becomes of a row does not depend on the rows beside it.
+  Mixtures(const Plan& plan, const WeightStore& weights, bool deterministic);
 
   /// Binds an op to what it reads; returns its index.
   int add(const NormMoeOp& op, const MixtureInput& input);
@@ -49,10 +50,12 @@ class Mixtures {
 
   Weights weights_of(int linear, int num_experts) const;
   bool is_fp8(const NormMoeOp& op) const;
+  int tile_tokens(const NormMoeOp& op, int rows) const;
   MoeRouting routing() const;
 
   const Plan& plan_;
   const WeightStore& weights_;
+  bool deterministic_;
   std::vector<Mixture> mixtures_;
 
   DeviceArray<float> logits_;          ///< [rows, num_experts]

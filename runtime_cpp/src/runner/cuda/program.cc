@@ -12,22 +12,6 @@
 namespace aotllm::cuda {
 namespace {
 
-WeightType weight_type(MatrixFormat format) {
-  switch (format) {
-    case MatrixFormat::kBf16:
-      return WeightType::kBf16;
-    case MatrixFormat::kFp8:
-      return WeightType::kFp8;
-    case MatrixFormat::kFp8Block:
-      return WeightType::kFp8Block;
-    case MatrixFormat::kInt8:
-      return WeightType::kInt8;
-    case MatrixFormat::kInt4:
-      return WeightType::kInt4;
-  }
-  throw Error(ErrorKind::kInternal, "a format of weights that is none");
-}
-
 bool takes_codes(const Linear& linear) {
   return linear.matrix.format == MatrixFormat::kFp8 || linear.matrix.format == MatrixFormat::kFp8Block;
 }
@@ -83,7 +67,7 @@ Program::Program(const Plan& plan, const WeightStore& weights, const ProgramOpti
       workspace_(gemm_workspace_bytes(plan)),
       kernels_({zeroed(workspace_), workspace_.size()}, options.cublaslt, options.deterministic,
                TacticTable::parse(options.tactics), plan.sm),
-      mixtures_(plan, weights) {
+      mixtures_(plan, weights, options.deterministic) {
   if (plan.tp_size != (ranks == nullptr ? 1 : ranks->size())) {
     throw Error(ErrorKind::kInternal, cat("a plan of ", plan.tp_size, " ranks is run by another number of them"));
   }
@@ -162,13 +146,7 @@ Program::Bf16* Program::buffer(int index) const {
 GemmProblem Program::problem(int index, const void* bf16_input) const {
   const Linear& linear = plan_.linears[static_cast<std::size_t>(index)];
   GemmProblem p;
-  p.w = {weight_type(linear.matrix.format),
-         linear.n,
-         linear.k,
-         weights_.find(linear.matrix.data),
-         weights_.find(linear.matrix.scales),
-         weights_.find(linear.matrix.zeros),
-         linear.matrix.group};
+  p.w = weights_.matrix(linear);
   p.x = takes_codes(linear) ? static_cast<const void*>(codes_.data()) : bf16_input;
   p.x_scales = takes_codes(linear) ? code_scales_.data() : nullptr;
   p.max_m = plan_.device_rows();

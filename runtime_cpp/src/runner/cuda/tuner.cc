@@ -12,6 +12,7 @@
 #include "runner/cuda/device.h"
 #include "runner/cuda/linear_kernels.h"
 #include "runner/cuda/tactic_table.h"
+#include "runner/cuda/weight_store.h"
 #include "support/strings.h"
 
 namespace aotllm {
@@ -90,7 +91,7 @@ class Problems {
     y_ = DeviceArray<float>(m * n);
     for (int i = 0; i < copies; ++i) {
       GemmProblem p;
-      p.w = {type(shape.format),
+      p.w = {cuda::weight_type(shape.format),
              shape.n,
              shape.k,
              weights_.data() + bytes * static_cast<std::size_t>(i),
@@ -110,22 +111,6 @@ class Problems {
   const std::vector<GemmProblem>& all() const { return problems_; }
 
  private:
-  static cuda::WeightType type(MatrixFormat format) {
-    switch (format) {
-      case MatrixFormat::kBf16:
-        return cuda::WeightType::kBf16;
-      case MatrixFormat::kFp8:
-        return cuda::WeightType::kFp8;
-      case MatrixFormat::kFp8Block:
-        return cuda::WeightType::kFp8Block;
-      case MatrixFormat::kInt8:
-        return cuda::WeightType::kInt8;
-      case MatrixFormat::kInt4:
-        return cuda::WeightType::kInt4;
-    }
-    return cuda::WeightType::kBf16;
-  }
-
   DeviceArray<std::uint8_t> weights_;
   DeviceArray<std::uint8_t> x_;
   DeviceArray<float> scales_;

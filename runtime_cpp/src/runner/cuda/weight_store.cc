@@ -46,6 +46,27 @@ class ChunkCopier {
 
 }  // namespace
 
+WeightType weight_type(MatrixFormat format) {
+  switch (format) {
+    case MatrixFormat::kBf16:
+      return WeightType::kBf16;
+    case MatrixFormat::kFp8:
+      return WeightType::kFp8;
+    case MatrixFormat::kFp8Block:
+      return WeightType::kFp8Block;
+    case MatrixFormat::kInt8:
+      return WeightType::kInt8;
+    case MatrixFormat::kInt4:
+      return WeightType::kInt4;
+  }
+  throw Error(ErrorKind::kInternal, "a format of weights that is none");
+}
+
+Weights WeightStore::matrix(const Linear& linear) const {
+  const Matrix& m = linear.matrix;
+  return {weight_type(m.format), linear.n, linear.k, find(m.data), find(m.scales), find(m.zeros), m.group};
+}
+
 WeightStore::WeightStore(const Plan& plan) {
   collect(plan);
   const std::int64_t free = free_device_bytes();

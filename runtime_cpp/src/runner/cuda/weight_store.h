@@ -8,8 +8,11 @@
 
 #include "device_array.h"
 #include "engine/plan.h"
+#include "gemm/gemm.h"
 
 namespace aotllm::cuda {
+
+WeightType weight_type(MatrixFormat format);
 
 /// All tensors that a plan names, on the device, each aligned to 256 bytes.
 class WeightStore {
@@ -24,6 +27,8 @@ class WeightStore {
   const T* find(std::span<const T> mapped) const {
     return mapped.empty() ? nullptr : static_cast<const T*>(find(static_cast<const void*>(mapped.data())));
   }
+  /// A linear's weights, wherever they lie.
+  Weights matrix(const Linear& linear) const;
   std::size_t bytes() const noexcept { return memory_.size(); }
 
  private:

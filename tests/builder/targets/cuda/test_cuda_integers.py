@@ -131,12 +131,12 @@ def test_values_that_have_no_scale_are_refused(fmt, bad):
 
 @pytest.fixture
 def folder(tmp_path):
-    def save(kind=None, head=False, **sizes):
-        model = make_model("llama", torch.float16, **{**SIZES, **sizes})
+    def save(kind=None, head=False, name="llama", **sizes):
+        model = make_model(name, torch.float16, **{**SIZES, **sizes})
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.ndim == 2:
-                    parameter.copy_(torch.randn(parameter.shape) * 1.5 / parameter.shape[1] ** 0.5)
+                if parameter.ndim > 1:
+                    parameter.copy_(torch.randn(parameter.shape) * 1.5 / parameter.shape[-1] ** 0.5)
         model.save_pretrained(tmp_path)
         if kind is not None:
             quantize_folder(tmp_path, KINDS[kind], head=head)
@@ -185,6 +185,32 @@ def test_quantized_engine_is_near_the_model(quantize, error, tp, folder, tmp_pat
 def test_a_quantized_head_is_kept(folder, tmp_path):
     expected, actual = outputs(folder("gptq", head=True), tmp_path, 1)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02)
+
+
+MIXTURES = {
+    "mixtral": {},
+    "qwen3_moe": {"moe_intermediate_size": 256},
+}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("kind", ["awq", "gptq, groups of 32, v2", "gptq, 8 bits"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_keep_the_checkpoints_integers(name, kind, tp, folder, tmp_path):
+    expected, actual = outputs(folder(kind, name=name, **MIXTURES[name]), tmp_path, tp)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(("quantize", "error"), [("int8", 0.03), ("int4", 0.3)])
+def test_experts_are_quantized(quantize, error, folder, tmp_path):
+    expected, actual = outputs(folder(name="mixtral"), tmp_path, 1, quantize=quantize)
+    assert np.linalg.norm(actual - expected) < error * np.linalg.norm(expected)
+
+
+def test_experts_whose_blocks_would_cross_are_refused(folder):
+    sizes = {"hidden_size": 288, "num_attention_heads": 2, "num_key_value_heads": 2}
+    with pytest.raises(UnsupportedModel, match="integers and the model's width is 288; target cuda takes multiples of"):
+        records(folder(name="mixtral", **sizes), quantize="int8")
 
 
 def records(folder, **options):
