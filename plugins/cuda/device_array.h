@@ -34,10 +34,15 @@ class DeviceArray {
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return size_ * sizeof(T); }
 
-  /// Sets every byte; 0xFF makes NaN of every float type.
-  void fill(int byte) { check(cudaMemset(data_, byte, bytes()), "cudaMemset"); }
+  /// Sets every byte; 0xFF makes NaN of every float type. Done when it returns, as is upload: streams that do not wait
+  /// for the default one see it.
+  void fill(int byte) {
+    check(cudaMemset(data_, byte, bytes()), "cudaMemset");
+    check(cudaStreamSynchronize(nullptr), "cudaMemset");
+  }
   void upload(std::span<const T> values) {
     check(cudaMemcpy(data_, values.data(), values.size_bytes(), cudaMemcpyHostToDevice), "copy to the device");
+    check(cudaStreamSynchronize(nullptr), "copy to the device");
   }
   /// Waits for all work of the device.
   std::vector<T> download() const {
