@@ -63,9 +63,11 @@ struct IntBlock {
     }
   }
 
-  __device__ void scale(float (&acc)[Tile::kAcc], const float (&sum)[Tile::kAcc], int group) const {
+  /// acc[kCount] += sum · scales.
+  template <int kCount = Tile::kAcc>
+  __device__ void scale(float* acc, const float (&sum)[kCount], int group) const {
 #pragma unroll
-    for (int i = 0; i < Tile::kAcc; ++i) acc[i] += scales[group][i / 2 % 2] * sum[i];
+    for (int i = 0; i < kCount; ++i) acc[i] += scales[group][i / 2 % 2] * sum[i];
   }
 };
 
@@ -75,17 +77,15 @@ __device__ inline void int_mma(const std::uint32_t (&a)[4], std::uint64_t x, flo
   Mma::fma(a[0], a[1], a[2], a[3], x, sum[kIndex]..., scale);
 }
 
-/// sum += codes · x of kChunk steps of 16 columns from `first` on; all is done when it returns.
-template <class Tile>
-__device__ void int_chunk(float (&sum)[Tile::kAcc], const IntBlock<Tile>& block, const IntZeros& zeros,
-                          std::uint32_t (&shifts)[4], std::uint64_t x, int first, bool clear) {
+/// sum (+)= the operands `a` of kSteps steps of 16 columns, whose first is step `first`, · kTokens of x; where there
+/// are shifts, they are added to each. All is done when it returns.
+template <class Tile, int kTokens, int kSteps>
+__device__ void int_products(float (&sum)[kTokens / 2], std::uint32_t (&a)[kSteps][4], std::uint32_t (&shifts)[4],
+                             std::uint64_t x, int first, bool clear) {
   using integer::gmma::ScaleOut;
-  constexpr auto kIndex = std::make_index_sequence<Tile::kAcc>{};
-  std::uint32_t a[Tile::kChunk][4];
+  constexpr auto kIndex = std::make_index_sequence<kTokens / 2>{};
 #pragma unroll
-  for (int i = 0; i < Tile::kChunk; ++i) block.fragment(first + i, zeros, a[i]);
-#pragma unroll
-  for (int i = 0; i < Tile::kChunk; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) cute::warpgroup_fence_operand(a[i][j]);
   }
@@ -94,19 +94,29 @@ __device__ void int_chunk(float (&sum)[Tile::kAcc], const IntBlock<Tile>& block,
     for (int j = 0; j < 4; ++j) cute::warpgroup_fence_operand(shifts[j]);
   }
 #pragma unroll
-  for (int i = 0; i < Tile::kAcc; ++i) cute::warpgroup_fence_operand(sum[i]);
+  for (int i = 0; i < kTokens / 2; ++i) cute::warpgroup_fence_operand(sum[i]);
   cute::warpgroup_arrive();
 #pragma unroll
-  for (int i = 0; i < Tile::kChunk; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
     const int step = first + i;
     const std::uint64_t at = x + step / 4 * (Tile::kXBytes / 2 / 16) + 2 * (step % 4);
-    int_mma<IntMma<Tile::kTokens>>(a[i], at, sum, clear && i == 0 ? ScaleOut::Zero : ScaleOut::One, kIndex);
-    if constexpr (Tile::kShifts) int_mma<IntMma<Tile::kTokens>>(shifts, at, sum, ScaleOut::One, kIndex);
+    int_mma<IntMma<kTokens>>(a[i], at, sum, clear && i == 0 ? ScaleOut::Zero : ScaleOut::One, kIndex);
+    if constexpr (Tile::kShifts) int_mma<IntMma<kTokens>>(shifts, at, sum, ScaleOut::One, kIndex);
   }
   cute::warpgroup_commit_batch();
   cute::warpgroup_wait<0>();
 #pragma unroll
-  for (int i = 0; i < Tile::kAcc; ++i) cute::warpgroup_fence_operand(sum[i]);
+  for (int i = 0; i < kTokens / 2; ++i) cute::warpgroup_fence_operand(sum[i]);
+}
+
+/// sum (+)= codes · x of kChunk steps of 16 columns from `first` on.
+template <class Tile>
+__device__ void int_chunk(float (&sum)[Tile::kAcc], const IntBlock<Tile>& block, const IntZeros& zeros,
+                          std::uint32_t (&shifts)[4], std::uint64_t x, int first, bool clear) {
+  std::uint32_t a[Tile::kChunk][4];
+#pragma unroll
+  for (int i = 0; i < Tile::kChunk; ++i) block.fragment(first + i, zeros, a[i]);
+  int_products<Tile, Tile::kTokens>(sum, a, shifts, x, first, clear);
 }
 
 /// The block by instructions of the whole warpgroup.
@@ -130,6 +140,29 @@ __device__ void int_multiply_group(float (&acc)[Tile::kAcc], const IntBlock<Tile
         int_chunk<Tile>(sum, block, block.zeros4(group), shifts, at, group * kGroupSteps + first, first == 0);
       }
       block.scale(acc, sum, group);
+    }
+  }
+}
+
+/// Likewise of groups, for more tokens than there are registers for sums: kPart of them at a time.
+template <class Tile>
+__device__ void int_multiply_parts(float (&acc)[Tile::kAcc], const IntBlock<Tile>& block, const std::uint8_t* x) {
+  constexpr int kPart = 64;
+  constexpr int kGroupSteps = kIntSteps / Tile::kGroups;
+  const std::uint64_t at = int_descriptor(cute::cast_smem_ptr_to_uint(x));
+#pragma unroll
+  for (int group = 0; group < Tile::kGroups; ++group) {
+    const IntZeros zeros = block.zeros4(group);
+    std::uint32_t shifts[4] = {};
+    if constexpr (Tile::kShifts) block.shifts(group, shifts);
+    std::uint32_t a[kGroupSteps][4];
+#pragma unroll
+    for (int i = 0; i < kGroupSteps; ++i) block.fragment(group * kGroupSteps + i, zeros, a[i]);
+#pragma unroll
+    for (int part = 0; part < Tile::kTokens / kPart; ++part) {
+      float sum[kPart / 2];
+      int_products<Tile, kPart>(sum, a, shifts, at + part * (kPart * 128 / 16), group * kGroupSteps, true);
+      block.template scale<kPart / 2>(acc + part * (kPart / 2), sum, group);
     }
   }
 }
@@ -202,6 +235,8 @@ template <class Tile>
 __device__ void int_multiply(float (&acc)[Tile::kAcc], const IntBlock<Tile>& block, const std::uint8_t* x) {
   if constexpr (Tile::kByWarps) {
     int_multiply_warp<Tile>(acc, block, x);
+  } else if constexpr (Tile::kGroups > 0 && Tile::kTokens > 64) {
+    int_multiply_parts<Tile>(acc, block, x);
   } else {
     int_multiply_group<Tile>(acc, block, x);
   }
@@ -211,15 +246,17 @@ __device__ void int_multiply(float (&acc)[Tile::kAcc], const IntBlock<Tile>& blo
 template <class Tile>
 __device__ void int_multiply_stage(float (&acc)[Tile::kAcc], const IntShared<Tile>& shared, int stage, int strip,
                                    int left) {
-  static_assert(Tile::kSub <= 2);
   const auto multiply = [&](int block) {
     int_multiply<Tile>(acc, IntBlock<Tile>(shared, stage, strip, block), shared.x(stage, block));
   };
   if (left >= Tile::kSub) {
 #pragma unroll
     for (int block = 0; block < Tile::kSub; ++block) multiply(block);
-  } else {
+  } else if constexpr (Tile::kSub <= 2) {
     multiply(0);
+  } else {
+#pragma unroll 1
+    for (int block = 0; block < left; ++block) multiply(block);
   }
 }
 

@@ -40,7 +40,7 @@ struct Consumer {
       }
       float acc[S::kBlocks][S::kAcc] = {};
       if constexpr (S::kIntegers) {
-        sum_integers(acc[0], steps);
+        sum_integers(acc, steps);
       } else if constexpr (S::kFp8) {
         sum_promoted(acc, steps);
       } else {
@@ -153,13 +153,16 @@ struct Consumer {
     for (int i = 0; i < S::kAcc; ++i) acc[i] += product[i];
   }
 
-  __device__ void sum_integers(Sums& acc, int steps) {
+  __device__ void sum_integers(float (&acc)[S::kBlocks][S::kAcc], int steps) {
     using Blocks = typename S::Blocks;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const int stage = arrived();
-      int_multiply_stage<Blocks>(acc, {shared.ring, S::kStages}, stage, warpgroup,
-                                 args.blocks.k_blocks - step * Blocks::kSub);
+#pragma unroll
+      for (int block = 0; block < S::kBlocks; ++block) {
+        int_multiply_stage<Blocks>(acc[block], {shared.ring, S::kStages}, stage, warpgroup * S::kBlocks + block,
+                                   args.blocks.k_blocks - step * Blocks::kSub);
+      }
       release(stage);
     }
   }

@@ -83,8 +83,9 @@ MoeGemmKernel moe_gemm_kernel_of(int tokens) {
 
 template <IntFormat kFormat>
 MoeGemmKernel moe_gemm_kernel_of(int tokens) {
-  constexpr int kFew = kFormat == IntFormat::kInt4Group128 ? 2 : 1;      // blocks of a stage for few tokens
-  constexpr int kResident = kFormat == IntFormat::kInt8Group32 ? 2 : 3;  // of 64 tokens, as shared memory allows
+  // Rows of a tile of 128 tokens: as many as registers allow.
+  constexpr int kWide = kFormat == IntFormat::kInt8Group32 ? 128 : 256;
+  constexpr int kFew = kFormat == IntFormat::kInt4Group128 ? 2 : 1;  // blocks of a stage for few tokens
   switch (tokens) {
     case 8:
       return described<IntegerShape<kFormat, 8, 64, kFew, 3>>();
@@ -93,9 +94,9 @@ MoeGemmKernel moe_gemm_kernel_of(int tokens) {
     case 32:
       return described<IntegerShape<kFormat, 32, 128, 1, 2>>();
     case 64:
-      return described<IntegerShape<kFormat, 64, 64, 1, kResident>>();
+      return described<IntegerShape<kFormat, 64, 256, 1, 1, 2>>();
     case 128:
-      return described<IntegerShape<kFormat, 128, 128, 1, 1>>();
+      return described<IntegerShape<kFormat, 128, kWide, 1, 1, kWide / 128>>();
     default:
       return {};
   }

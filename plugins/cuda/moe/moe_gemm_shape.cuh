@@ -72,7 +72,7 @@ struct Shape {
 };
 
 /// Of integers. A stage is that of IntTile: codes, then X in kSub columns of 128 bytes, then scales and zeros.
-template <IntFormat kFormat, int kTokens_, int kRows_, int kBlocksOfStage, int kResident_>
+template <IntFormat kFormat, int kTokens_, int kRows_, int kBlocksOfStage, int kResident_, int kBlocks_ = 1>
 struct IntegerShape {
   using Blocks = IntTile<kFormat, kTokens_, kRows_, kBlocksOfStage>;
   static constexpr bool kFp8 = false;
@@ -83,11 +83,11 @@ struct IntegerShape {
   static constexpr bool kLarge = kTokens >= 128;
   static constexpr int kResident = kResident_;
 
-  static constexpr int kBlocks = 1;
-  static constexpr int kWarpgroups = Blocks::kWarpgroups;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kWarpgroups = Blocks::kWarpgroups / kBlocks;
   static constexpr int kRows = kRows_;
   static constexpr int kSub = 2 * kBlocksOfStage;
-  static constexpr int kConsumers = Blocks::kConsumers;
+  static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kProducers = kLarge ? 128 : 32;
   static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kAcc = Blocks::kAcc;
