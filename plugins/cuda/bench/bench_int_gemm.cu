@@ -107,8 +107,9 @@ int stage_bytes(const Bench& bench, int rows_tile, int rows, int sub) {
 
 std::vector<IntPlan> candidates(const Bench& bench, const Linear& l, int rows_tile) {
   std::vector<IntPlan> plans;
-  for (const auto& [rows, sub] : {std::pair(64, 2), {128, 1}, {128, 2}}) {
+  for (const auto& [rows, sub] : {std::pair(64, 2), {128, 1}, {128, 2}, {64, 4}}) {
     const int stage = stage_bytes(bench, rows_tile, rows, sub);
+    if (stage == 0) continue;  // there is no such kernel
     const int tiles = l.n / rows;
     for (const int resident : {1, 2, 3, 4}) {  // CTAs of a multiprocessor: those of the successor included
       const int ring = (resident == 1 ? 215 : 225 / resident - 2) * 1024;

@@ -212,6 +212,9 @@ IntKernel int_kernel(int rows, int sub) {
   if (rows == 64 && sub == 2) return int_kernel<kFormat, kTokens, 64, 2>();
   if (rows == 128 && sub == 1) return int_kernel<kFormat, kTokens, 128, 1>();
   if (rows == 128 && sub == 2) return int_kernel<kFormat, kTokens, 128, 2>();
+  if constexpr (int_has_four_bits(kFormat) && kTokens <= 16) {
+    if (rows == 64 && sub == 4) return int_kernel<kFormat, kTokens, 64, 4>();
+  }
   return {};
 }
 template <IntFormat kFormat>

@@ -63,11 +63,11 @@ struct IntBlock {
     }
   }
 
-  /// acc[kCount] += sum · scales.
+  /// acc[kCount] += sum · scales, rounded once whatever the compiler makes of its surroundings.
   template <int kCount = Tile::kAcc>
   __device__ void scale(float* acc, const float (&sum)[kCount], int group) const {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) acc[i] += scales[group][i / 2 % 2] * sum[i];
+    for (int i = 0; i < kCount; ++i) acc[i] = fmaf(scales[group][i / 2 % 2], sum[i], acc[i]);
   }
 };
 
@@ -249,7 +249,7 @@ __device__ void int_multiply_stage(float (&acc)[Tile::kAcc], const IntShared<Til
   const auto multiply = [&](int block) {
     int_multiply<Tile>(acc, IntBlock<Tile>(shared, stage, strip, block), shared.x(stage, block));
   };
-  if (left >= Tile::kSub) {
+  if (Tile::kSub == 1 || left >= Tile::kSub) {
 #pragma unroll
     for (int block = 0; block < Tile::kSub; ++block) multiply(block);
   } else if constexpr (Tile::kSub <= 2) {

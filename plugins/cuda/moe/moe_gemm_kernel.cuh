@@ -85,12 +85,12 @@ template <IntFormat kFormat>
 MoeGemmKernel moe_gemm_kernel_of(int tokens) {
   // Rows of a tile of 128 tokens: as many as registers allow.
   constexpr int kWide = kFormat == IntFormat::kInt8Group32 ? 128 : 256;
-  constexpr int kFew = kFormat == IntFormat::kInt4Group128 ? 2 : 1;  // blocks of a stage for few tokens
+  constexpr int kDeep = kFormat == IntFormat::kInt4Group128 ? 4 : 2;  // blocks of a stage for few tokens
   switch (tokens) {
     case 8:
-      return described<IntegerShape<kFormat, 8, 64, kFew, 3>>();
+      return described<IntegerShape<kFormat, 8, 64, kDeep, 2>>();
     case 16:
-      return described<IntegerShape<kFormat, 16, 64, kFew, 3>>();
+      return described<IntegerShape<kFormat, 16, 64, kDeep, 2>>();
     case 32:
       return described<IntegerShape<kFormat, 32, 128, 1, 2>>();
     case 64:

@@ -304,6 +304,10 @@ TEST(Moe, IntegersMatchFloat64) {
                   .activation = Activation::kGeluTanh,
                   .tokens = tokens});
     }
+    for (const int tokens : {64, 128}) {  // tiles that are full
+      check_case(
+          {.m = 300, .num_experts = 4, .hidden = 320, .intermediate = 288, .integers = format, .tokens = tokens});
+    }
     check_case({.m = 1, .num_experts = 4, .hidden = 2048, .intermediate = 768, .integers = format});
     check_case({.m = 200, .num_experts = 16, .top_k = 1, .integers = format, .favourite = 3});
     check_case({.m = 33, .num_experts = 128, .top_k = 8, .hidden = 192, .intermediate = 32, .integers = format});
@@ -315,14 +319,14 @@ TEST(Moe, RowsOfIntegersStandAloneInTilesThatAreNotSmall) {
   AOTLLM_NEEDS_GPU();
   static_assert(kMoeAlikeIntTokens == 32);
   for (const IntFormat format : kIntFormats) {
-    check_rows_stand_alone({.m = 150,
+    check_rows_stand_alone({.m = 700,
                             .num_experts = 8,
                             .top_k = 2,
                             .hidden = 448,
                             .intermediate = 96,
                             .integers = format,
                             .tokens = kMoeMostIntTokens},
-                           {{1, 32}, {7, 64}, {64, 32}, {64, 128}, {90, 64}});
+                           {{1, 32}, {7, 64}, {64, 32}, {64, 128}, {90, 64}, {700, 64}, {700, 32}, {501, 128}});
   }
 }
 
