@@ -26,12 +26,16 @@ constexpr Model kModels[] = {{"qwen3", 128, 8, 2048, 768, true}, {"mixtral", 8, 
 constexpr int kSets = 8;  // of rows
 constexpr int kMaxRows = 4096;
 
-const char* name_of(WeightType type) {
-  return type == WeightType::kBf16   ? "bf16"
-         : type == WeightType::kFp8  ? "fp8"
-         : type == WeightType::kInt4 ? "int4"
-                                     : "int8";
-}
+struct Format {
+  const char* name;
+  WeightType type;
+  int group;  // of integers, in columns; 0 = rows
+};
+constexpr Format kFormats[] = {{"bf16", WeightType::kBf16, 0},
+                               {"fp8", WeightType::kFp8, 0},
+                               {"int4", WeightType::kInt4, 128},
+                               {"int4g32", WeightType::kInt4, 32},
+                               {"int8", WeightType::kInt8, 0}};
 
 /// Of a tile that there is a kernel for.
 int most_tokens(WeightType type) {
@@ -40,9 +44,10 @@ int most_tokens(WeightType type) {
 
 struct Bench {
   Model model;
+  const char* name;
   WeightType type;
+  int group;
   bool fp8;
-  int group;  // of integers
   DeviceArray<float> router;
   DeviceArray<std::uint8_t> gate_up, down;
   DeviceArray<float> gate_up_scales, down_scales;
@@ -55,8 +60,8 @@ struct Bench {
   DeviceArray<std::uint32_t> members;
   MoeRouting routing;
 
-  Bench(const Model& m, WeightType type)
-      : model(m), type(type), fp8(type == WeightType::kFp8), group(type == WeightType::kInt4 ? 128 : 0) {
+  Bench(const Model& m, const Format& format)
+      : model(m), name(format.name), type(format.type), group(format.group), fp8(format.type == WeightType::kFp8) {
     const auto e = static_cast<std::size_t>(m.num_experts);
     const auto width = static_cast<std::size_t>(m.hidden);
     const auto inner = static_cast<std::size_t>(m.intermediate);
@@ -219,9 +224,9 @@ struct Bench {
     const double expert_bytes = 3.0 * model.hidden * model.intermediate * bytes_with_scales();
     const double flop = 6.0 * pairs * model.hidden * model.intermediate;
     std::printf(
-        "%-8s %-4s m %4d tile %3d experts %5.1f | all %8.1f us %6.0f GB/s %6.1f TF | route %6.1f gate_up "
+        "%-8s %-7s m %4d tile %3d experts %5.1f | all %8.1f us %6.0f GB/s %6.1f TF | route %6.1f gate_up "
         "%8.1f quant %6.1f down %8.1f combine %6.1f | %08x\n",
-        model.name, name_of(type), m, tokens, used, all * 1e6, used * expert_bytes / all * 1e-9, flop / all * 1e-12,
+        model.name, name, m, tokens, used, all * 1e6, used * expert_bytes / all * 1e-9, flop / all * 1e-12,
         routed * 1e6, up * 1e6, quantized * 1e6, downed * 1e6, combined * 1e6, hash);
     std::fflush(stdout);
   }
@@ -231,7 +236,7 @@ struct Bench {
 }  // namespace aotllm::cuda
 
 // Arguments: many = from 512 rows on; all = these with every size of tiles from 64 on, not only the one that is chosen;
-// bf16, fp8, int4, int8 = those alone.
+// names of formats = those alone.
 int main(int argc, char** argv) {
   using namespace aotllm::cuda;
   const std::set<std::string> named(argv + 1, argv + argc);
@@ -239,14 +244,14 @@ int main(int argc, char** argv) {
   const bool many = named.count("many") > 0;
   const bool every_type = named.size() == (all ? 1 : 0) + (many ? 1 : 0);
   for (const Model& model : kModels) {
-    for (const WeightType type : {WeightType::kBf16, WeightType::kFp8, WeightType::kInt4, WeightType::kInt8}) {
-      if (!every_type && named.count(name_of(type)) == 0) continue;
-      const Bench bench(model, type);
+    for (const Format& format : kFormats) {
+      if (!every_type && named.count(format.name) == 0) continue;
+      const Bench bench(model, format);
       for (const int m : {1, 8, 64, 512, 2048, 4096}) {
         if (many && m < 512) continue;
-        const int chosen = moe_tile_tokens(m, model.num_experts, model.top_k, type);
+        const int chosen = moe_tile_tokens(m, model.num_experts, model.top_k, format.type);
         for (const int tokens : {8, 16, 32, 64, 128, 160, 192, 320, 384}) {
-          if (tokens > most_tokens(type)) continue;
+          if (tokens > most_tokens(format.type)) continue;
           if (tokens == chosen || (all && m >= 512 && tokens >= 64)) bench.measure(m, tokens);
         }
       }

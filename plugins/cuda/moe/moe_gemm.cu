@@ -24,7 +24,7 @@ struct LargeTile {
     return type == WeightType::kBf16 ? bf16 : type == WeightType::kFp8 ? fp8 : integers;
   }
 };
-constexpr LargeTile kLargeTiles[] = {{64, 0.0f, 0.0f, 1.5f},    {128, 1.0f, 1.0f, 1.0f},  {160, 0.88f, 1.03f, 0.0f},
+constexpr LargeTile kLargeTiles[] = {{64, 0.0f, 0.0f, 1.7f},    {128, 1.0f, 1.0f, 1.0f},  {160, 0.88f, 1.03f, 0.0f},
                                      {192, 0.875f, 0.0f, 0.0f}, {320, 0.83f, 0.0f, 0.0f}, {384, 0.81f, 0.0f, 0.0f}};
 
 /// Tiles of an expert in the mean over what its number of rows may be.
