@@ -161,6 +161,14 @@ IntPlan default_int_plan(const IntShape& shape, int rows_tile, int multiprocesso
       plan.rows = 128, plan.cluster = 4;
     }
     if (8 * shape.strips <= multiprocessors) plan.cluster = 8;
+    if (four_bits && rows_tile <= 16 && plan.rows == 64 && plan.cluster < 8) {
+      const bool is_long = shape.k_blocks >= 64;  // so that two CTAs of a cluster have enough to do
+      const int cluster = rows_tile == 8 && !is_long ? plan.cluster : 2;
+      if (ceil_div(shape.k_blocks, 4) % cluster == 0) {
+        plan.sub = 4, plan.cluster = cluster;
+        if (is_long) resident = 2;
+      }
+    }
   } else if (rows_tile == 64) {
     plan.grid = multiprocessors;
     resident = 1;
@@ -171,6 +179,7 @@ IntPlan default_int_plan(const IntShape& shape, int rows_tile, int multiprocesso
     plan.whole = true;
     resident = four_bits && rows_tile == 8 ? 4 : 2;
     plan.rows = resident == 4 ? 64 : 128;
+    plan.sub = resident == 4 ? 4 : 2;
     plan.grid = resident == 4 ? shape.strips : tiles128;
   }
   const int stage = find_kernel(shape.format, rows_tile, plan.rows, plan.sub).stage_bytes;

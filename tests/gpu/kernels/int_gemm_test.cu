@@ -213,6 +213,15 @@ const std::vector<IntPlan> kPlans = {{64, 2, 6},
                                      {128, 2, 3, 0, false, 8},
                                      {128, 2, 4, 37}};
 
+// Of few rows of four bits besides.
+const std::vector<IntPlan> kDeepPlans = {{64, 4, 2}, {64, 4, 3, 0, false, 2}, {64, 4, 2, 3, true, 1, 1 << 20}};
+
+std::vector<IntPlan> plans_of(IntFormat format, int rows_tile) {
+  std::vector<IntPlan> plans = kPlans;
+  if (int_has_four_bits(format) && rows_tile <= 16) plans.insert(plans.end(), kDeepPlans.begin(), kDeepPlans.end());
+  return plans;
+}
+
 TEST(IntGemm, EveryKernelWithRaggedShapes) {
   AOTLLM_NEEDS_GPU();
   const std::pair<int, int> shapes[] = {{1056, 1056}, {160, 4096 + 32}, {12000, 256}, {32, 32},
@@ -221,7 +230,7 @@ TEST(IntGemm, EveryKernelWithRaggedShapes) {
   for (const IntFormat format : kFormats) {
     for (const int rows_tile : {8, 16, 32, 64}) {
       int which = rows_tile;
-      for (const IntPlan& plan : kPlans) {
+      for (const IntPlan& plan : plans_of(format, rows_tile)) {
         for (const auto& [n, k] : shapes) {
           Case c{.format = format, .rows_tile = rows_tile, .n = n, .k = k, .plan = plan};
           c.m = which % 3 == 0 ? rows_tile : which % 3 == 1 ? 1 : rows_tile / 2 + 1;
