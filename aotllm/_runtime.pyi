@@ -93,7 +93,9 @@ def tune_cpu(rank_file: str, num_threads: int = 0, seconds: float = 20.0) -> dic
     version. 0 threads = as many as an executor takes."""
 
 def tune(rank_file: str, device: int = 0, cublaslt: str = "") -> list[dict[str, Any]]:
-    """Times the kernels of an engine's linears on the GPU: the records of tactics.json. Only in builds with CUDA."""
+    """Times the kernels of an engine's linears on the GPU: the records of tactics.json.
+
+    Raises EngineIncompatible in builds without CUDA, and where the GPU is none for this engine."""
 
 def dequantize_panels(format: str, n: int, k: int, panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """The weights [n, k] of a packed segment, as the kernels read them."""

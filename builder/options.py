@@ -18,8 +18,15 @@ FP8_SM = 89
 """First SM whose tensor cores multiply E4M3"""
 FP8_CACHE_SM = 90
 """First SM whose attention of this version reads a cache of E4M3"""
-MAX_TP = 64
-MAX_PP = 64
+_MOST = {
+    "max_batch_size": 2**20,
+    "max_num_tokens": 2**20,
+    "max_seq_len": 2**24,
+    "tokens_per_block": 1024,
+    "tp": 64,
+    "pp": 64,
+}
+"""Sizes that the runtime takes, at most"""
 
 
 @dataclass(frozen=True)
@@ -120,14 +127,11 @@ class BuildOptions:
             )
         limits = self.shape_limits()
         for name in ("max_batch_size", "max_num_tokens", "tokens_per_block"):
-            _positive(name, getattr(limits, name))
+            _bounded(name, getattr(limits, name))
         for name in ("tp", "pp"):
-            _positive(name, getattr(self, name))
-        for name, most in (("tp", MAX_TP), ("pp", MAX_PP)):
-            if getattr(self, name) > most:
-                raise InvalidRequest(f"{name}: got {getattr(self, name)}, expected at most {most}", name)
+            _bounded(name, getattr(self, name))
         if self.max_seq_len is not None:
-            _positive("max_seq_len", self.max_seq_len)
+            _bounded("max_seq_len", self.max_seq_len)
         if limits.tokens_per_block % 16:
             raise InvalidRequest(
                 f"tokens_per_block: got {limits.tokens_per_block}, expected a multiple of 16", "tokens_per_block"
@@ -219,6 +223,6 @@ def _one_of(name: str, got: str, allowed: tuple[str, ...], target: str | None = 
         raise InvalidRequest(f"{name}: got {got!r}, expected one of {', '.join(allowed)}{where}", name)
 
 
-def _positive(name: str, got: int) -> None:
-    if not 0 < got < 2**31:
-        raise InvalidRequest(f"{name}: got {got}, expected a positive integer below 2**31", name)
+def _bounded(name: str, got: int) -> None:
+    if not 0 < got <= _MOST[name]:
+        raise InvalidRequest(f"{name}: got {got}, expected an integer from 1 to {_MOST[name]}", name)

@@ -7,7 +7,7 @@
 
 namespace aotllm::cuda {
 
-/// Throws Error(kInternal) naming `what` and CUDA's own words where `status` is a failure.
+/// Throws Error naming `what` where `status` is a failure: kEngineIncompatible where memory is short, else kInternal.
 void check(cudaError_t status, const char* what);
 
 /// A stream, and how kernels join it.

@@ -63,9 +63,13 @@ def test_defaults_follow_the_target(options, limits):
             InvalidRequest,
             r"got 255, expected at least max_batch_size \(256\)",
         ),
-        ({"target": "cuda", "tp": 65}, InvalidRequest, "tp: got 65, expected at most 64"),
-        ({"target": "cuda", "pp": 65}, InvalidRequest, "pp: got 65, expected at most 64"),
-        ({"tp": 65}, InvalidRequest, "tp: got 65, expected at most 64"),
+        ({"target": "cuda", "tp": 65}, InvalidRequest, "tp: got 65, expected an integer from 1 to 64"),
+        ({"target": "cuda", "pp": 65}, InvalidRequest, "pp: got 65, expected an integer from 1 to 64"),
+        ({"tp": 0}, InvalidRequest, "tp: got 0, expected an integer from 1 to 64"),
+        ({"max_seq_len": 2**24 + 1}, InvalidRequest, "max_seq_len: got 16777217, expected .* from 1 to 16777216"),
+        ({"max_num_tokens": 2**20 + 1}, InvalidRequest, "max_num_tokens: got 1048577, expected .* from 1 to 1048576"),
+        ({"max_batch_size": 2**31}, InvalidRequest, "max_batch_size: got 2147483648, expected .* from 1 to 1048576"),
+        ({"tokens_per_block": 1040}, InvalidRequest, "tokens_per_block: got 1040, expected .* from 1 to 1024"),
     ],
 )
 def test_refusals(options, error, message):

@@ -22,7 +22,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 def missing() -> str | None:
     """What these tests lack here; None where they can run."""
     if not _runtime.has_cuda():
-        return "aotllm was built without CUDA (-C cmake.define.AOTLLM_CUDA=ON)"
+        return "aotllm was built without CUDA (AOTLLM_CUDA=1 pip install .)"
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

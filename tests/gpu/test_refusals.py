@@ -12,8 +12,8 @@ import pytest
 from aotllm import Executor, _runtime
 from aotllm.engines import Engine
 from aotllm.errors import EngineIncompatible, InvalidRequest
-from tests.gpu.engines import tiny_engine
-from tests.integration.engines import build_engine
+from tests.gpu.engines import BASE, tiny_engine
+from tests.integration.engines import build_engine, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,14 @@ def test_more_memory_than_there_is(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="kv_cache_memory") as caught:
         Executor(engine, verify=False, kv_cache_memory="900TB")
     assert caught.value.param == "kv_cache_memory"
+
+
+def test_steps_that_need_more_memory_than_there_is(engine: Engine, tmp_path: Path) -> None:
+    huge = {"intermediate_size": 2**17, "num_hidden_layers": 1}
+    save_tiny_model(tmp_path / "model", "LlamaForCausalLM", {**BASE, **huge}, dtype="bf16")
+    built = build_engine(tmp_path / "model", tmp_path / "engine", target="cuda", max_num_tokens=2**20)
+    with pytest.raises(EngineIncompatible, match=r"bytes for its weights and \d+ for steps of 1048576 tokens, the dev"):
+        Executor(built, verify=False)
 
 
 def test_a_refusal_leaves_the_device_usable(engine: Engine) -> None:

@@ -35,8 +35,18 @@ def test_a_build_without_cuda_says_what_to_install(quantize: str | None, tmp_pat
     engine.verify()
     assert engine.manifest.target.name == "cuda"
     for load in (lambda: Executor(engine), lambda: _runtime.GptManager(str(engine.rank_file()), _config())):
-        with pytest.raises(EngineIncompatible, match="has no CUDA; install a wheel .*--target cpu"):
+        with pytest.raises(EngineIncompatible, match="for target cuda, .* has no CUDA; install one .*--target cpu"):
             load()
+
+
+@pytest.mark.skipif(_runtime.has_cuda(), reason="this build has CUDA")
+def test_the_largest_sizes_that_build_are_read(tmp_path: Path) -> None:
+    """What the builder makes, the runtime takes: it is refused for what is missing here, not for what it says."""
+    save_tiny_model(tmp_path / "model", "LlamaForCausalLM", LLAMA, dtype="bf16")
+    sizes = {"max_batch_size": 2**20, "max_num_tokens": 2**20, "max_seq_len": 2**24, "tokens_per_block": 128}
+    engine = build_engine(tmp_path / "model", tmp_path / "engine", target="cuda", **sizes)
+    with pytest.raises(EngineIncompatible, match="has no CUDA"):
+        _runtime.GptManager(str(engine.rank_file()), _config())
 
 
 def _config() -> _runtime.ManagerConfig:

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 
 #include "aotllm/errors.h"
@@ -67,6 +68,19 @@ TEST(GpuRequirements, SaysThatTheDriverFindsNoDevice) {
             "check CUDA_VISIBLE_DEVICES");
 }
 
+TEST(GpuRequirements, SaysWhyTheDriverOpensNoDevice) {
+  GpuMachine machine = h200();
+  machine.device_count = 0;
+  machine.device_error = "system not yet initialized";
+  EXPECT_EQ(verdict(machine),
+            "incompatible: the engine needs an NVIDIA GPU, and the driver opens none: system not yet initialized; see "
+            "what nvidia-smi says, or build the engine with --target cpu");
+  machine.driver_version = 12080;  // says more
+  EXPECT_EQ(verdict(machine),
+            "incompatible: the engine needs a driver for CUDA 13, the one here is for CUDA 12.8; install a newer "
+            "NVIDIA driver");
+}
+
 TEST(GpuRequirements, NamesTheDevicesThatThereAre) {
   EXPECT_EQ(verdict(h200(), 1), "invalid: device: expected 0 to 0, got 1");
   EXPECT_EQ(verdict(h200(), -1), "invalid: device: expected 0 to 0, got -1");
@@ -112,6 +126,28 @@ TEST(GpuRequirements, SaysWhichKernelsThisBuildHas) {
   EXPECT_EQ(verdict(h200(), 0, 75),
             "incompatible: the engine is for SM75, aotllm has kernels for SM80, SM89 and SM90; build the engine with "
             "--sm 80, 89 or 90");
+}
+
+TEST(GpuMemory, WeightsAndBuffersMustFitTogether) {
+  EXPECT_NO_THROW(check_gpu_memory({600, 400, 8192}, 1000));
+  EXPECT_NO_THROW(check_gpu_memory({}, 0));
+  for (const GpuMemoryNeed& need : {GpuMemoryNeed{601, 400, 8192}, GpuMemoryNeed{601, 1001, 8192},
+                                    GpuMemoryNeed{INT64_MAX, 1, 8192}, GpuMemoryNeed{1, INT64_MAX, 8192}}) {
+    EXPECT_THROW(check_gpu_memory(need, 1000), Error) << need.weight_bytes << ' ' << need.arena_bytes;
+  }
+}
+
+TEST(GpuMemory, SaysWhatIsNeededAndThereAndToDo) {
+  try {
+    check_gpu_memory({16'000'000'000, 1'000'000, 8192}, 12'000'000'000);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kEngineIncompatible);
+    EXPECT_STREQ(error.what(),
+                 "the engine needs 16000000000 bytes for its weights and 1000000 for steps of 8192 tokens, the device "
+                 "has 12000000000 free; free some memory there, or build the engine with --fp8, for more ranks (--tp) "
+                 "or with a smaller --max-num-tokens");
+  }
 }
 
 }  // namespace

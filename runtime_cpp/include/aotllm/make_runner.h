@@ -27,4 +27,7 @@ std::unique_ptr<ModelRunner> make_runner(const std::string& rank_file, const Run
 /// This build can run engines of target cuda.
 bool has_cuda() noexcept;
 
+/// The refusal of builds that cannot: Error(kEngineIncompatible).
+[[noreturn]] void refuse_without_cuda();
+
 }  // namespace aotllm

@@ -13,6 +13,7 @@
 #include "engine/plan.h"
 #include "runner/rank_files.h"
 #endif
+#include "aotllm/make_runner.h"
 #include "aotllm/tuned_linear.h"
 #include "bindings/bindings.h"
 
@@ -65,6 +66,14 @@ std::vector<TunedLinear> tune_stages(const std::vector<Engine>& ranks, const Tun
   }
   return all;
 }
+
+std::vector<TunedLinear> tune_cuda(const std::string& rank_file, int device, const std::string& cublaslt) {
+  return tune_stages(load_ranks(rank_file), {device, cublaslt});
+}
+#else
+std::vector<TunedLinear> tune_cuda(const std::string&, int, const std::string&) {
+  refuse_without_cuda();
+}
 #endif
 
 }  // namespace
@@ -83,20 +92,18 @@ void bind_tuners(py::module_& module) {
       py::arg("rank_file"), py::arg("num_threads") = 0, py::arg("seconds") = CpuTunerOptions{}.seconds,
       "Times how steps of an engine of target cpu may be run on this machine: what tactics.json holds, but for its "
       "version.");
-#ifdef AOTLLM_HAS_CUDA
   module.def(
       "tune",
       [](const std::string& rank_file, int device, const std::string& cublaslt) {
         std::vector<TunedLinear> tuned;
         {
           const py::gil_scoped_release release;
-          tuned = tune_stages(load_ranks(rank_file), {device, cublaslt});
+          tuned = tune_cuda(rank_file, device, cublaslt);
         }
         return records_of(tuned);
       },
       py::arg("rank_file"), py::arg("device") = 0, py::arg("cublaslt") = "",
       "Times the kernels of an engine's linears on the GPU: the records of tactics.json.");
-#endif
 }
 
 }  // namespace aotllm

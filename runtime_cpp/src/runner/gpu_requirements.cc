@@ -36,6 +36,10 @@ void check_gpu_requirements(const GpuMachine& machine, int ordinal, int sm) {
   }
   check_driver(machine);
   if (machine.device_count == 0) {
+    if (!machine.device_error.empty()) {
+      refuse(cat("the engine needs an NVIDIA GPU, and the driver opens none: ", machine.device_error,
+                 "; see what nvidia-smi says, or build the engine with --target cpu"));
+    }
     refuse(
         "the engine needs an NVIDIA GPU, and the driver finds none; build it with --target cpu, or check "
         "CUDA_VISIBLE_DEVICES");
@@ -56,6 +60,14 @@ void check_gpu_requirements(const GpuMachine& machine, int ordinal, int sm) {
                " for device ", ordinal, " (", machine.name, "); install one built with SM", sm,
                " among its AOTLLM_CUDA_ARCHS"));
   }
+}
+
+void check_gpu_memory(const GpuMemoryNeed& need, std::int64_t free) {
+  if (need.arena_bytes <= free && need.weight_bytes <= free - need.arena_bytes) return;
+  refuse(cat("the engine needs ", need.weight_bytes, " bytes for its weights and ", need.arena_bytes, " for steps of ",
+             need.max_num_tokens, " tokens, the device has ", free,
+             " free; free some memory there, or build the engine with --fp8, for more ranks (--tp) or with a smaller "
+             "--max-num-tokens"));
 }
 
 }  // namespace aotllm

@@ -61,11 +61,14 @@ std::unique_ptr<ModelRunner> make_runner(const std::string& rank_file, const Run
 #ifdef AOTLLM_HAS_CUDA
   return make_cuda_runner(std::move(ranks), options);
 #else
-  throw Error(
-      ErrorKind::kEngineIncompatible,
-      "the engine is for target cuda, and this build of aotllm has no CUDA; install a wheel that was built with "
-      "-C cmake.define.AOTLLM_CUDA=ON, or build the engine with --target cpu");
+  refuse_without_cuda();
 #endif
+}
+
+void refuse_without_cuda() {
+  throw Error(ErrorKind::kEngineIncompatible,
+              "the engine is for target cuda, and this build of aotllm has no CUDA; install one that has "
+              "(AOTLLM_CUDA=1 pip install . in its sources), or build the engine with --target cpu");
 }
 
 bool has_cuda() noexcept {

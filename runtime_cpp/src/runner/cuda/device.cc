@@ -14,8 +14,11 @@ GpuMachine machine_with(int ordinal) {
   GpuMachine machine;
   machine.runtime_version = CUDART_VERSION;
   check(cudaDriverGetVersion(&machine.driver_version), "version of the driver");
-  // What fails without a driver, with one that is too old or without a device leaves none.
-  if (cudaGetDeviceCount(&machine.device_count) != cudaSuccess) machine.device_count = 0;
+  // Whatever is wrong leaves no device. Drivers that are missing or too old are known by their version.
+  if (const cudaError_t status = cudaGetDeviceCount(&machine.device_count); status != cudaSuccess) {
+    machine.device_count = 0;
+    if (status != cudaErrorNoDevice) machine.device_error = cudaGetErrorString(status);
+  }
   if (ordinal < 0 || ordinal >= machine.device_count) return machine;
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "properties of the device");

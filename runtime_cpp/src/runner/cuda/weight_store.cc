@@ -13,7 +13,7 @@
 #include "aotllm/errors.h"
 #include "runner/cuda/device.h"
 #include "runner/cuda/pinned.h"
-#include "support/strings.h"
+#include "runner/gpu_requirements.h"
 
 namespace aotllm::cuda {
 namespace {
@@ -69,11 +69,7 @@ Weights WeightStore::matrix(const Linear& linear) const {
 
 WeightStore::WeightStore(const Plan& plan) {
   collect(plan);
-  const std::int64_t free = free_device_bytes();
-  if (static_cast<std::int64_t>(size_) > free) {
-    throw Error(ErrorKind::kInvalidRequest, cat("the weights take ", size_, " bytes, the device has ", free,
-                                                " free; free some memory, use --fp8 or more ranks (--tp)"));
-  }
+  check_gpu_memory({static_cast<std::int64_t>(size_), plan.arena_bytes, plan.max_num_tokens}, free_device_bytes());
   memory_ = DeviceArray<std::uint8_t>(size_);
   std::vector<Piece> chunks;
   for (const auto& [from, piece] : pieces_) {

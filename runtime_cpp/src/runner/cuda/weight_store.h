@@ -17,8 +17,8 @@ WeightType weight_type(MatrixFormat format);
 /// All tensors that a plan names, on the device, each aligned to 256 bytes.
 class WeightStore {
  public:
-  /// Copies them from the mapped file, several chunks at a time. Throws Error(kInvalidRequest) where the device has too
-  /// little memory.
+  /// Copies them from the mapped file, several chunks at a time. Throws Error(kEngineIncompatible) where the device has
+  /// too little memory for them and the plan's arena.
   explicit WeightStore(const Plan& plan);
 
   /// Where a tensor of the plan lies; null for an empty one.
