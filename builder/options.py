@@ -70,8 +70,9 @@ class BuildOptions:
     """Tokens of a KV block. cpu: a multiple of 16, default 16; cuda: 16, 32, 64 or 128, default 64"""
     quantize: str | None = None
     """Quantize weights of the layers. cpu: int8 or int4, float or block-quantized weights that take more than that;
-    embedding and output matrix get 8 bits. cuda: float weights to fp8 (E4M3, one scale per output channel), int8 (one
-    scale per output channel) or int4, activations staying bf16 with the latter two"""
+    embedding and output matrix get 8 bits. cuda: weights that are not in fp8, int8 or int4 already, to fp8 (E4M3, one
+    scale per output channel), int8 (one scale per output channel) or int4, activations staying bf16 with the latter
+    two"""
     quantize_group: int | None = None
     """Inputs that share a scale in int4. cpu: 32, 64 or 128, default 32: wider groups take less memory and cost
     accuracy; cuda: 128. int8 has groups of 32 on cpu, and none on cuda"""

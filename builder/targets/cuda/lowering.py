@@ -47,6 +47,14 @@ _MULTIPLES = {
     "int4": (TILE, TILE),
 }
 """Format → what rows and columns of a matrix must be a multiple of"""
+_WAYS_OUT = {
+    "bf16": "Target cpu takes it.",
+    "fp8": "Leave --fp8 out, or build from a checkpoint in bf16.",
+    "fp8_block": "Build from the model's checkpoint in bf16, which --fp8 quantizes by rows.",
+    "int8": "Leave --quantize out, or build from a checkpoint in bf16.",
+    "int4": "Leave --quantize out, or build from a checkpoint in bf16.",
+}
+"""Format → what to do with a model of one rank whose sizes the kernels do not take"""
 _EXPERT_FORMATS = {"fp8_block": "bf16"}
 """Format → that of experts, where it is another one: the kernels that gather rows have no scales per block"""
 EXPERTS_SM = 90
@@ -113,11 +121,14 @@ def lower(
         if layer.head_dim not in HEAD_DIMS:
             raise UnsupportedModel(
                 f"Head size {layer.head_dim} is not supported by target cuda: it takes "
-                f"{', '.join(map(str, HEAD_DIMS))}."
+                f"{', '.join(map(str, HEAD_DIMS))}; target cpu takes any multiple of 8."
             )
         check_heads(layer, config, "cuda")
     if sm != EXPERTS_SM and any(node.op_type == NORM_MOE for node in model.graph):
-        raise UnsupportedModel(f"Mixtures of experts need SM {EXPERTS_SM} on target cuda, the engine is for SM {sm}.")
+        raise UnsupportedModel(
+            f"Mixtures of experts need SM {EXPERTS_SM} on target cuda, the engine is for SM {sm}; build it with "
+            f"--sm {EXPERTS_SM}."
+        )
     lowering = _CudaLowering(model, partition, linear_format, source_group, layout)
     ops = [lowering.op(node) for node in (stage.nodes if stage is not None else model.graph)]
     plan: Plan = {
@@ -242,9 +253,10 @@ class _CudaLowering(Lowering):
         if bias is None and size == self.vocab_size:
             return record
         if record["softcap"] and size < self.vocab_size:
+            way_out = "use fewer ranks" if self._partition.size > 1 else "take target cpu"
             raise UnsupportedModel(
-                f"A vocabulary of {size} tokens would be padded to {self.vocab_size} on {self._partition.size} ranks; "
-                "target cuda cannot do that where logits are capped. Use fewer ranks, or pad the checkpoint."
+                f"A vocabulary of {size} tokens would be padded to {self.vocab_size} with --tp {self._partition.size}; "
+                f"target cuda cannot do that where logits are capped. Pad the checkpoint, or {way_out}."
             )
         tensor = f"{record['linear']}.logit_bias"
         self.dense_jobs[tensor] = DenseJob(tensor, lambda: _logit_bias(bias, taken, size))
@@ -284,7 +296,7 @@ class _CudaLowering(Lowering):
         """
         fmt = self._common_format(name, matrix.sources)
         fmt = (formats or {}).get(fmt, fmt)
-        _check_matrix(name, matrix, fmt)
+        _check_matrix(name, matrix, fmt, self._partition.size)
         self.matrices[name] = matrix
         self.linears[name] = {"n": matrix.n, "k": matrix.k, "format": fmt, "tensor": name}
         if fmt != "bf16":
@@ -336,18 +348,19 @@ class _CudaLowering(Lowering):
         return tensor
 
 
-def _check_matrix(name: str, matrix: Matrix, fmt: str) -> None:
+def _check_matrix(name: str, matrix: Matrix, fmt: str, ranks: int) -> None:
     """Raises UnsupportedModel for sizes that the kernels do not take."""
+    way_out = "Use fewer ranks." if ranks > 1 else _WAYS_OUT[fmt]
     n_multiple, k_multiple = _MULTIPLES[fmt]
     if matrix.n % n_multiple or matrix.k % k_multiple:
         raise UnsupportedModel(
             f"Matrix {name} is [{matrix.n}, {matrix.k}] on each rank; target cuda takes rows in multiples of "
-            f"{n_multiple} and columns in multiples of {k_multiple} in {fmt}."
+            f"{n_multiple} and columns in multiples of {k_multiple} in {fmt}. {way_out}"
         )
     if fmt == "fp8_block" and (matrix.columns.start % FP8_BLOCK or matrix.scale_blocks() is None):
         raise UnsupportedModel(
             f"Matrix {name}: the share of a rank, or one of the matrices that it is made of, does not end where "
-            f"a block of {FP8_BLOCK} x {FP8_BLOCK} weights does, so that one would need two scales; use fewer ranks."
+            f"a block of {FP8_BLOCK} x {FP8_BLOCK} weights does, so that one would need two scales. {way_out}"
         )
 
 

@@ -15,6 +15,7 @@ from aotllm.builder.targets.cuda.lowering import arena_layout, lower
 from aotllm.builder.targets.cuda.packing import BITS, pack_jobs
 from aotllm.builder.targets.lowering import weight_bytes
 from aotllm.builder.targets.program import CompiledModel, RankProgram, ready
+from aotllm.errors import InvalidRequest
 
 BLOCK_GATE_UP_FORMAT = "bf16"
 """Of `gate_up` where the checkpoint has it in blocks: bf16 or fp8_block. Its rows of gate and up take turns, so that in
@@ -31,6 +32,7 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
 
     Raises:
         CheckpointError, UnsupportedModel: the model cannot be read, or the target cannot run it.
+        InvalidRequest: `quantize` would change nothing.
     """
     config, limits = checkpoint.config, options.shape_limits()
     max_seq_len = options.max_seq_len or config.max_position_embeddings
@@ -67,7 +69,21 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
             for job in pack_jobs(checkpoint, name, matrix, record["format"], record.get("group"))
         ]
         ranks.append(RankProgram(lowered.plan, (*packed, *(ready(j.tensor, j.compute()) for j in lowered.dense_jobs))))
+    if options.quantize is not None:
+        _check_quantized({record["format"] for rank in ranks for record in rank.plan["linears"].values()}, options)
     return CompiledModel(graph, tuple(ranks), (_REQUIRES[options.cuda_sm()],))
+
+
+def _check_quantized(formats: set[str], options: BuildOptions) -> None:
+    """FP8 matrices and integers of a checkpoint are not quantized once more; fp8 may be asked for where it is there."""
+    if options.quantize in formats or (options.quantize == "fp8" and "fp8_block" in formats):
+        return
+    raise InvalidRequest(
+        f"quantize: got {options.quantize}, but matrices that a checkpoint has in fp8, int8 or int4 are not quantized "
+        f"again: the engine's would be {', '.join(sorted(formats))}; leave --quantize out, or build from a checkpoint "
+        "that is not quantized",
+        "quantize",
+    )
 
 
 def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[str], str]:

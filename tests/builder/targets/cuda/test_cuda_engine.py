@@ -202,9 +202,10 @@ def test_buffers_are_aligned_and_have_whole_tiles_of_rows():
 @pytest.mark.parametrize(
     ("sizes", "options", "message"),
     [
-        ({"head_dim": 80}, {}, "Head size 80 .*64, 96, 128, 256"),
-        ({"hidden_size": 72}, {}, r"embedding is \[112, 72\].*columns in multiples of 16 in bf16"),
-        ({"hidden_size": 80}, {"quantize": "fp8"}, "multiples of 32 in fp8"),
+        ({"head_dim": 80}, {}, "Head size 80 .*64, 96, 128, 256; target cpu"),
+        ({"hidden_size": 72}, {}, r"embedding is \[112, 72\].*columns in multiples of 16 in bf16. Target cpu takes it"),
+        ({"hidden_size": 80}, {"quantize": "fp8"}, "multiples of 32 in fp8. Leave --fp8 out"),
+        ({"hidden_size": 72}, {"tp": 2}, "multiples of 16 in bf16. Use fewer ranks"),
         ({}, {"tp": 3}, "tp=3: 4 query heads cannot be dealt out evenly; .*--tp 2"),
         ({"num_heads": 8, "intermediate_size": 84}, {"tp": 8}, "84 neurons .*--tp 4"),
         ({"num_heads": 12, "num_kv_heads": 6, "intermediate_size": 96}, {"tp": 4}, "6 KV heads .*--tp 3"),
@@ -218,7 +219,7 @@ def test_sizes_that_the_target_cannot_take_are_refused(sizes, options, message):
 
 def test_capped_logits_cannot_be_padded():
     checkpoint = UnreadableMatrices(cuda_config("gemma2", vocab_size=97))
-    with pytest.raises(UnsupportedModel, match="97 tokens would be padded to 112 on 1 ranks.*capped"):
+    with pytest.raises(UnsupportedModel, match="97 tokens would be padded to 112 with --tp 1;.*capped. .*target cpu"):
         compile_cuda(checkpoint, BuildOptions(target="cuda", **LIMITS))
 
 

@@ -12,7 +12,7 @@ from aotllm.builder.options import BuildOptions
 from aotllm.builder.targets.cpu.target import compile_cpu
 from aotllm.builder.targets.cuda import target
 from aotllm.builder.targets.cuda.target import compile_cuda
-from aotllm.errors import UnsupportedModel
+from aotllm.errors import InvalidRequest, UnsupportedModel
 from tests.builder.checkpoints.fp8_models import KINDS, quantize_folder
 from tests.builder.checkpoints.tiny_models import make_model
 from tests.builder.fakes import random_tokens, run_graph
@@ -99,10 +99,27 @@ def test_formats(folder, gate_up_format):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options", "stays"),
+    [
+        ("per block", {"quantize": "int4"}, "bf16, fp8_block"),
+        ("per row", {"quantize": "int8"}, "bf16, fp8"),
+        ("per row", {"quantize": "int4", "sm": 80}, "bf16"),
+    ],
+)
+def test_quantizing_again_is_refused(kind, options, stays, folder):
+    with (
+        open_checkpoint(folder(kind)) as checkpoint,
+        pytest.raises(InvalidRequest, match=f"quantize: got .*would be {stays}; leave --quantize out") as caught,
+    ):
+        compile_cuda(checkpoint, BuildOptions(target="cuda", **LIMITS, **options))
+    assert caught.value.param == "quantize"
+
+
+@pytest.mark.parametrize(
     ("sizes", "options", "message"),
     [
-        ({"intermediate_size": 4 * 96}, {"tp": 4}, "does not end where a block of 128 x 128 weights does"),
-        ({"head_dim": 64, "num_key_value_heads": 1}, {}, "layers.0.qkv: .*use fewer ranks"),
+        ({"intermediate_size": 4 * 96}, {"tp": 4}, "does not end where a block of 128 x 128 weights does.*fewer ranks"),
+        ({"head_dim": 64, "num_key_value_heads": 1}, {}, "layers.0.qkv: .*checkpoint in bf16, which --fp8"),
     ],
 )
 def test_blocks_that_would_be_torn_are_refused(sizes, options, message, folder):
