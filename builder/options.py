@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from aotllm.engines.manifest import Quantization
@@ -149,9 +150,9 @@ class BuildOptions:
                 f"{', '.join(IMPLEMENTED_TARGETS)}"
             )
         if self.quantize is not None:
-            _one_of("quantize", self.quantize, _TARGET_QUANTIZATIONS[self.target], self.target)
-        _one_of("dtype", self.dtype, _TARGET_DTYPES[self.target], self.target)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, _TARGET_KV_CACHE_DTYPES[self.target], self.target)
+            _one_of_target("quantize", self.quantize, _TARGET_QUANTIZATIONS, self.target)
+        _one_of_target("dtype", self.dtype, _TARGET_DTYPES, self.target)
+        _one_of_target("kv_cache_dtype", self.kv_cache_dtype, _TARGET_KV_CACHE_DTYPES, self.target)
         self._validate_quantization()
         if self.target == "cpu":
             self._validate_cpu()
@@ -218,10 +219,17 @@ def _flag(name: str, value: object) -> str:
     return flag if value is True else f"{flag} {value}"
 
 
-def _one_of(name: str, got: str, allowed: tuple[str, ...], target: str | None = None) -> None:
+def _one_of(name: str, got: str, allowed: tuple[str, ...]) -> None:
     if got not in allowed:
-        where = f" on target {target}" if target is not None else ""
-        raise InvalidRequest(f"{name}: got {got!r}, expected one of {', '.join(allowed)}{where}", name)
+        raise InvalidRequest(f"{name}: got {got!r}, expected one of {', '.join(allowed)}", name)
+
+
+def _one_of_target(name: str, got: str, allowed: Mapping[str, tuple[str, ...]], target: str) -> None:
+    if got not in allowed[target]:
+        others = "".join(f"; --target {other} takes {got}" for other in allowed if got in allowed[other])
+        raise InvalidRequest(
+            f"{name}: got {got!r}, expected one of {', '.join(allowed[target])} on target {target}{others}", name
+        )
 
 
 def _bounded(name: str, got: int) -> None:

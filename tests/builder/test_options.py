@@ -35,7 +35,11 @@ def test_defaults_follow_the_target(options, limits):
         ({"target": "cuda", "sm": 80, "kv_cache_dtype": "fp8"}, InvalidRequest, "kv_cache_dtype: got fp8, .*sm 90"),
         ({"target": "cuda", "sm": 89, "kv_cache_dtype": "fp8"}, InvalidRequest, "kv_cache_dtype: got fp8, .*sm 90"),
         ({"target": "cuda", "quantize": "fp4"}, InvalidRequest, "got 'fp4', expected one of fp8, int8, int4"),
-        ({"quantize": "fp8"}, InvalidRequest, "quantize: got 'fp8', expected one of int8, int4 on target cpu"),
+        (
+            {"quantize": "fp8"},
+            InvalidRequest,
+            "got 'fp8', expected one of int8, int4 .*; --target cuda takes fp8",
+        ),
         ({"target": "cuda", "quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true"),
         ({"quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true without quantize"),
         ({"quantize": "int4", "quantize_group": 48}, InvalidRequest, "quantize_group: got 48, expected one of 32, 64"),
