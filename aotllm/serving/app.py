@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from aotllm.serving.error_responses import ERROR_HANDLERS
 from aotllm.serving.operations import operations_routes
 from aotllm.serving.options import ServingOptions
 from aotllm.serving.request_id import RequestIdMiddleware
-from aotllm.serving.router import LazyRoutes, Router
+from aotllm.serving.router import LazyRoutes, Router, imported
 from aotllm.serving.telemetry.http_metrics import HttpMetricsMiddleware
 from aotllm.serving.telemetry.serving_telemetry import ServingTelemetry
 
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 
 _SUBMITTING = ("/v1/", "/v2/models/")
 """Where a POST submits requests"""
+_GROUPS: dict[tuple[str, ...], str] = {
+    ("/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"): "aotllm.serving.openai.tokenize:tokenize_routes",
+    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"): "aotllm.serving.openai.lora_routes:lora_routes",
+    ("/v1/",): "aotllm.serving.openai.routes:openai_routes",
+    ("/v2",): "aotllm.serving.kserve.http_routes:kserve_routes",
+    ("/metrics",): "aotllm.serving.telemetry.metrics:metrics_routes",
+}
+"""First words of paths → what makes their routes, of which a server may never be asked; the first that fits counts"""
+_STATUS_GROUP: dict[tuple[str, ...], str] = {("/status", "/"): "aotllm.serving.status_page.routes:status_routes"}
 
 
 def create_app(context: ServingContext) -> Starlette:
@@ -55,48 +65,13 @@ def create_app(context: ServingContext) -> Starlette:
 
 
 def _groups(context: ServingContext) -> list[LazyRoutes]:
-    """The routes of which a server may never be asked, by their first words."""
+    table = {**_GROUPS, **_STATUS_GROUP} if context.options.status_page else _GROUPS
+    return [LazyRoutes(prefixes, partial(_routes, name, context)) for prefixes, name in table.items()]
 
-    def openai() -> Router:
-        from aotllm.serving.openai.routes import openai_routes
 
-        return openai_routes(context)
-
-    def tokenize() -> Router:
-        from aotllm.serving.openai.tokenize import tokenize_routes
-
-        return tokenize_routes(context)
-
-    def lora() -> Router:
-        from aotllm.serving.openai.lora_routes import lora_routes
-
-        return lora_routes(context)
-
-    def kserve() -> Router:
-        from aotllm.serving.kserve.http_routes import kserve_routes
-
-        return kserve_routes(context)
-
-    def metrics() -> Router:
-        from aotllm.serving.telemetry.metrics import metrics_routes
-
-        return metrics_routes(context)
-
-    def status() -> Router:
-        from aotllm.serving.status_page.routes import status_routes
-
-        return status_routes(context)
-
-    groups = [
-        LazyRoutes(("/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"), tokenize),
-        LazyRoutes(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), lora),
-        LazyRoutes(("/v1/",), openai),
-        LazyRoutes(("/v2",), kserve),
-        LazyRoutes(("/metrics",), metrics),
-    ]
-    if context.options.status_page:
-        groups.append(LazyRoutes(("/status", "/"), status))
-    return groups
+def _routes(name: str, context: ServingContext) -> Router:
+    router: Router = imported(name)(context)
+    return router
 
 
 def _allow_browsers(app: Starlette, options: ServingOptions) -> None:

@@ -29,6 +29,12 @@ Call = Callable[[Request], Awaitable[Response]]
 _NO_OBJECT = "the body must be a JSON object, sent as Content-Type: application/json"
 
 
+def imported(name: str) -> Any:
+    """What `module:name` says, imported now."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 @dataclass(frozen=True)
 class Query:
     """A parameter of the query, optional."""
@@ -95,8 +101,7 @@ class Endpoint(Route):
     def body_model(self) -> type[BaseModel]:
         """The schema of the body. Only for an endpoint that takes one."""
         assert self._body is not None
-        module, _, name = self._body.partition(":")
-        model: type[BaseModel] = getattr(importlib.import_module(module), name)
+        model: type[BaseModel] = imported(self._body)
         return model
 
     @property

@@ -5,12 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
-#include <limits>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -22,131 +18,25 @@
 #include "error_kind_of.h"
 #include "expected_output.h"
 #include "fake_runner.h"
+#include "manager_fixture.h"
 
 namespace aotllm {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::collect;
 using testing::error_kind_of;
 using testing::expected_output;
-using testing::FakeRunner;
-using testing::kNanToken;
+using testing::GatedManager;
+using testing::kForever;
+using testing::kLong;
+using testing::manager;
+using testing::one_at_a_time;
+using testing::Outcomes;
 using testing::Output;
+using testing::poll_until_ended;
+using testing::request;
 using testing::small_shape;
-
-constexpr auto kLong = 20s;  // never waited for in a test that passes
-constexpr std::chrono::duration<double> kForever(std::numeric_limits<double>::infinity());
-
-Request request(std::vector<TokenId> prompt, std::int32_t max_tokens) {
-  Request request;
-  request.prompt_token_ids = std::move(prompt);
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.temperature = 0.0;
-  return request;
-}
-
-/// Holds the runner inside its steps, so that a test knows where the loop is.
-class Gate {
- public:
-  FakeRunner::Hook hook() {
-    return [this](std::int64_t) {
-      std::unique_lock lock(mutex_);
-      ++entered_;
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return open_ || passes_ > 0; });
-      passes_ -= open_ ? 0 : 1;
-    };
-  }
-
-  /// Waits until the loop is inside its n-th step (from 1).
-  void await_step(std::int64_t n) {
-    std::unique_lock lock(mutex_);
-    ASSERT_TRUE(changed_.wait_for(lock, kLong, [this, n] { return entered_ >= n; }));
-  }
-
-  void pass_one() {
-    const std::lock_guard lock(mutex_);
-    ++passes_;
-    changed_.notify_all();
-  }
-
-  void open() {
-    const std::lock_guard lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::int64_t entered_ = 0;
-  std::int64_t passes_ = 0;
-  bool open_ = false;
-};
-
-std::unique_ptr<GptManager> manager(const ManagerConfig& config = {}, FakeRunner::Hook hook = {}) {
-  return std::make_unique<GptManager>(std::make_unique<FakeRunner>(small_shape(), std::move(hook)), config);
-}
-
-/// A manager behind a gate that opens by itself when a test gives up.
-class GatedManager {
- public:
-  explicit GatedManager(const ManagerConfig& config = {}) : manager_(manager(config, gate.hook())) {}
-  ~GatedManager() { gate.open(); }
-  GptManager* operator->() const { return manager_.get(); }
-  GptManager& operator*() const { return *manager_; }
-
-  Gate gate;
-
- private:
-  std::unique_ptr<GptManager> manager_;
-};
-
-ManagerConfig one_at_a_time(std::int32_t max_queue_size) {
-  ManagerConfig config;
-  config.max_batch_size = 1;
-  config.max_queue_size = max_queue_size;
-  return config;
-}
-
-/// What came of each request.
-struct Outcome {
-  std::vector<TokenId> tokens;
-  std::optional<FinishReason> reason;
-  std::string error;
-};
-using Outcomes = std::map<RequestId, Outcome>;
-
-void collect(std::vector<Response> responses, Outcomes& outcomes) {
-  for (const Response& response : responses) {
-    Outcome& outcome = outcomes[response.request_id];
-    EXPECT_FALSE(outcome.reason) << "news of request " << response.request_id << " after its last";
-    outcome.tokens.insert(outcome.tokens.end(), response.token_ids.begin(), response.token_ids.end());
-    outcome.reason = response.finish_reason;
-    outcome.error = response.error_message;
-  }
-}
-
-std::size_t num_ended(const Outcomes& outcomes) {
-  std::size_t ended = 0;
-  for (const auto& [id, outcome] : outcomes) {
-    ended += outcome.reason ? 1 : 0;
-  }
-  return ended;
-}
-
-Outcomes poll_until_ended(GptManager& manager, std::size_t count) {
-  Outcomes outcomes;
-  while (num_ended(outcomes) < count) {
-    std::vector<Response> responses = manager.poll(kLong);
-    if (responses.empty()) {
-      ADD_FAILURE() << "only " << num_ended(outcomes) << " of " << count << " requests ended";
-      break;
-    }
-    collect(std::move(responses), outcomes);
-  }
-  return outcomes;
-}
 
 TEST(GptManager, AnswersStreamTokenByTokenUntilTheReason) {
   const auto mgr = manager();
@@ -373,110 +263,6 @@ TEST(GptManager, AStepThatThrowsDoesNotStopTheManager) {
   const RequestId next = mgr->submit(request({4}, 10));
   EXPECT_EQ(poll_until_ended(*mgr, 1)[next].reason, FinishReason::kLength);
   EXPECT_EQ(mgr->stats().blocks_used, 0);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Shutdown
-
-/// Waits until a shutdown has begun, given that the queue is full and the loop is held up.
-void await_shutdown(GptManager& manager) {
-  while (error_kind_of([&] { manager.submit(request({4}, 1)); }) != ErrorKind::kCancelled) {
-    std::this_thread::yield();
-  }
-}
-
-TEST(GptManagerShutdown, CancelsWhatIsQueuedAndRunning) {
-  GatedManager mgr(one_at_a_time(2));
-  const RequestId running = mgr->submit(request({4}, 40));
-  mgr->submit(request({5}, 40));
-  mgr->submit(request({6}, 40));
-  mgr.gate.await_step(1);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&] { mgr->shutdown(); });
-  }
-  await_shutdown(*mgr);
-  mgr.gate.open();
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  const Outcomes outcomes = poll_until_ended(*mgr, 3);
-  for (const auto& [id, outcome] : outcomes) {
-    EXPECT_EQ(outcome.reason, FinishReason::kCancelled);
-    EXPECT_EQ(outcome.tokens.size(), id == running ? 1U : 0U);  // of the step that it was in
-  }
-  EXPECT_TRUE(mgr->poll(kForever).empty());  // at once
-  EXPECT_EQ(error_kind_of([&] { mgr->submit(request({4}, 1)); }), ErrorKind::kCancelled);
-  mgr->cancel(running);
-  mgr->shutdown(true);
-  EXPECT_EQ(mgr->stats().blocks_used, 0);
-}
-
-TEST(GptManagerShutdown, DrainLetsAllFinish) {
-  const auto mgr = manager(one_at_a_time(8));
-  for (int i = 0; i < 5; ++i) {
-    mgr->submit(request({4}, 20));
-  }
-  mgr->shutdown(true);
-  const Outcomes outcomes = poll_until_ended(*mgr, 5);
-  for (const auto& [id, outcome] : outcomes) {
-    EXPECT_EQ(outcome.reason, FinishReason::kLength);
-    EXPECT_EQ(outcome.tokens.size(), 20U);
-  }
-  EXPECT_TRUE(mgr->poll(kForever).empty());
-}
-
-TEST(GptManagerShutdown, CutsADrainShort) {
-  // 80 steps of 10 ms: far more than the call below needs to come through.
-  const auto mgr = manager(one_at_a_time(1), [](std::int64_t) { std::this_thread::sleep_for(10ms); });
-  mgr->submit(request({4}, 40));
-  const RequestId queued = mgr->submit(request({4}, 40));
-  std::thread drainer([&] { mgr->shutdown(true); });
-  await_shutdown(*mgr);
-  mgr->shutdown(false);
-  drainer.join();
-  const Outcomes outcomes = poll_until_ended(*mgr, 2);
-  EXPECT_EQ(outcomes.at(queued).reason, FinishReason::kCancelled);
-  EXPECT_TRUE(outcomes.at(queued).tokens.empty());
-}
-
-TEST(GptManagerShutdown, WakesAllWhoPoll) {
-  const auto mgr = manager();
-  std::vector<std::thread> pollers;
-  for (int i = 0; i < 4; ++i) {
-    pollers.emplace_back([&] { EXPECT_TRUE(mgr->poll(kForever).empty()); });
-  }
-  mgr->shutdown();
-  for (std::thread& poller : pollers) {
-    poller.join();
-  }
-}
-
-TEST(GptManagerShutdown, RacesWithSubmitsWithoutLosingARequest) {
-  for (int round = 0; round < 50; ++round) {
-    const auto mgr = manager();
-    std::atomic<std::size_t> accepted = 0;
-    std::thread submitter([&] {
-      try {
-        for (int i = 0; i < 100; ++i) {
-          mgr->submit(request({4 + i % 30}, 1 + i % 5));
-          ++accepted;
-        }
-      } catch (const Error& e) {
-        EXPECT_EQ(e.kind(), ErrorKind::kCancelled);
-      }
-    });
-    mgr->shutdown(round % 2 == 0);
-    submitter.join();
-    EXPECT_EQ(poll_until_ended(*mgr, accepted).size(), accepted);
-  }
-}
-
-TEST(GptManagerShutdown, TheDestructorCancels) {
-  GatedManager mgr;
-  mgr->submit(request({4}, 40));
-  mgr.gate.await_step(1);
-  mgr.gate.open();
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ GpuMachine h200() {
   return {.runtime_version = 13000,
           .driver_version = 13000,
           .device_count = 1,
+          .device_error = "",
           .name = "NVIDIA H200",
           .sm = 90,
           .kernel_sm = 90};

@@ -316,4 +316,5 @@ class Row {
 
 }  // namespace aotllm::cuda::row_search
 
+#include "sampling/row_histogram_impl.cuh"
 #include "sampling/row_search_impl.cuh"
