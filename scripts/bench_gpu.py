@@ -2,6 +2,7 @@
 """Llama-3.1-8B's shape on one GPU against vLLM's figures: build, load, and a table of requests × input/output tokens.
 
     python scripts/bench_gpu.py [--quick] [--dtype bf16|fp8|both] [--work DIR] [--json FILE]
+    python scripts/bench_gpu.py --tp 2                # ranks, a GPU each
     python scripts/bench_gpu.py --engine DIR          # one that is there already
     python scripts/bench_gpu.py --target cpu --layers 2 --hidden 256 --intermediate 512 --heads 4 --kv-heads 2 \\
         --head-dim 64 --vocab 512 --rows 1x16/8 4x32/8      # the script itself, without a GPU
@@ -107,8 +108,11 @@ class Result:
     first_token_seconds: float
     """Median over the requests of that run"""
     steps: int
+    """Of a run"""
     preemptions: int
+    """Of all runs together"""
     vllm_seconds: float | None
+    """On one GPU; None for other rows and layouts"""
 
     @property
     def ms_per_step(self) -> float:
@@ -224,7 +228,7 @@ def device() -> str:
 
 def measure(engine: Engine, rows: Sequence[Row], label: str, build_seconds: float | None, end: float) -> Report:
     """Loads an engine and measures the rows until the time `end`."""
-    limits = engine.manifest.limits
+    limits, parallel = engine.manifest.limits, engine.manifest.parallel
     per_block = limits.tokens_per_block
     blocks = [min(row.requests, limits.max_batch_size) * (-(-row.length // per_block) + 1) for row in rows]
     config = ExecutorConfig(kv_cache_memory=f"{max(blocks) * per_block}tokens", prefix_caching=False)
@@ -238,7 +242,8 @@ def measure(engine: Engine, rows: Sequence[Row], label: str, build_seconds: floa
             if time.perf_counter() > end:
                 report.skipped.append(str(row))
                 continue
-            report.results.append(load.measure(row, VLLM.get(label, {}).get(row)))
+            vllm = VLLM.get(label, {}).get(row) if parallel.tp * parallel.pp == 1 else None
+            report.results.append(load.measure(row, vllm))
             print(f"  {label} {row}: {report.results[-1].seconds:.4f} s", file=sys.stderr, flush=True)
         report.device = device()
     finally:
@@ -269,6 +274,8 @@ def built(arguments: argparse.Namespace, shape: LlamaShape, rows: Sequence[Row])
                 dtype="bf16",
                 kv_cache_dtype=arguments.kv_cache_dtype,
                 quantize=None if dtype == "bf16" else dtype,
+                tp=arguments.tp,
+                pp=arguments.pp,
                 max_batch_size=max(row.requests for row in rows),
                 max_num_tokens=arguments.max_num_tokens,
                 max_seq_len=max(row.length for row in rows),
@@ -298,8 +305,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", type=Path, help="measure this engine and build none")
     parser.add_argument("--target", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--dtype", choices=("bf16", "fp8", "both"), default="both")
+    parser.add_argument("--dtype", choices=("bf16", "fp8", "both"), help="both on target cuda, else bf16")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks, on GPUs 0, 1, …")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline stages, likewise")
     parser.add_argument("--tune", action="store_true", help="choose kernels by measurement first (aotllm tune)")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(map(str, QUICK_ROWS))}")
     parser.add_argument("--rows", type=Row.parse, nargs="+", metavar="REQUESTSxIN/OUT", help="other rows")
@@ -310,7 +319,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all figures there")
     for size in fields(LlamaShape):
         parser.add_argument(f"--{size.name.replace('_', '-')}", type=int, default=size.default)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.dtype is None:
+        arguments.dtype = "both" if arguments.target == "cuda" else "bf16"
+    return arguments
 
 
 def main() -> None:
