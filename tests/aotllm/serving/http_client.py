@@ -37,10 +37,10 @@ class Client:
 
         return asyncio.run(call())
 
-    def post_in_steps(self, manager: FakeManager, path: str, body: Any) -> StreamedResponse:
+    def post_in_steps(self, manager: FakeManager, path: str, body: Any, requests: int = 1) -> StreamedResponse:
         """A POST to a server whose manager steps by hand: it steps whenever all tokens have been sent, so that how
-        they fall into events is certain."""
-        return asyncio.run(_in_steps(self.app, manager, path, json.dumps(body).encode()))
+        they fall into events is certain. The first step waits until all `requests` of the body are submitted."""
+        return asyncio.run(_in_steps(self.app, manager, path, json.dumps(body).encode(), requests))
 
 
 @dataclass
@@ -56,7 +56,7 @@ class StreamedResponse:
         return "".join(self.parts)
 
 
-async def _in_steps(app: Any, manager: FakeManager, path: str, body: bytes) -> StreamedResponse:
+async def _in_steps(app: Any, manager: FakeManager, path: str, body: bytes, requests: int) -> StreamedResponse:
     response = StreamedResponse()
     messages: list[dict[str, Any]] = [{"type": "http.request", "body": body}]
 
@@ -85,6 +85,8 @@ async def _in_steps(app: Any, manager: FakeManager, path: str, body: bytes) -> S
         "server": ("test", 80),
     }
     task = asyncio.ensure_future(app(scope, receive, send))
+    while len(manager.submitted) < requests and not task.done():
+        await asyncio.sleep(0)  # prompts are tokenized by other threads
     while not task.done():
         manager.step_and_wait()  # while it blocks the loop, tokens that a step makes together stay together
         for _ in range(20):  # turns of the loop, of which handing a token on takes a few

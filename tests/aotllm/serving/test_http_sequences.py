@@ -51,7 +51,7 @@ def test_streamed_choices_are_interleaved_by_index_and_prompt_major(ask: Ask):
 
     manager = FakeManager(nth_answer=answer, stepping="by hand")
     body = {"prompt": ["a", "b"], "n": 2, "stream": True}
-    chunks = events(ask(manager).post_in_steps(manager, TEXT, body).text)
+    chunks = events(ask(manager).post_in_steps(manager, TEXT, body, requests=2).text)
     choices = [chunk["choices"][0] for chunk in chunks]
     texts = ["".join(c["text"] for c in choices if c["index"] == index) for index in range(4)]
     assert texts == ["a0", "a1", "b0", "b1"]
