@@ -32,7 +32,7 @@ class KvMemorySize:
     tokens: int = 0
     """Tokens that fit, of all sequences together"""
     fraction: float = 0.0
-    """Of the memory that is free when the engine is loaded"""
+    """Of the memory that is free when the engine is loaded; of a GPU's, 512 MiB are left out first"""
 
 
 def parse_kv_memory(text: str, name: str = "kv_cache_memory") -> KvMemorySize:

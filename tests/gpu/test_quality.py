@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from aotllm import Executor, Request, SamplingParams
 from aotllm.engines import Engine
 from tests.gpu.engines import Sequences
+from tests.integration.fp8_emulation import emulate_fp8
 from tests.integration.prompts import varied_prompts
 from tests.integration.test_quality import (
     CHUNK_TOKENS,
@@ -35,20 +35,6 @@ from tests.integration.test_quality import (
 class Quality:
     divergence: Divergence
     perplexity: float
-
-
-def emulate_fp8(model: Any) -> None:
-    """The layers' matrices multiply as FP8 engines do: E4M3, a scale for each row of the matrix and each token."""
-    import torch
-
-    def rounded(x: torch.Tensor) -> torch.Tensor:
-        scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
-        return (x / scale).to(torch.float8_e4m3fn).float() * scale
-
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.weight.data = rounded(module.weight.data)
-            module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
 
 
 @contextmanager

@@ -64,7 +64,7 @@ SamplingSupport CudaRunner::sampling_support() const noexcept {
 
 FreeMemory CudaRunner::free_memory() const {
   impl_->rank.select();
-  return {cuda::free_device_bytes(), aotllm::free_memory(), false};
+  return {cuda::free_cache_bytes(), aotllm::free_memory(), false};
 }
 
 const KvAllocation& CudaRunner::kv_allocation() const noexcept {

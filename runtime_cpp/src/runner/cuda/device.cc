@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "compiled_sm.h"
 #include "launch.h"
 #include "runner/gpu_requirements.h"
@@ -40,6 +42,11 @@ std::int64_t free_device_bytes() {
   std::size_t total = 0;
   check(cudaMemGetInfo(&free, &total), "free memory of the device");
   return static_cast<std::int64_t>(free);
+}
+
+std::int64_t free_cache_bytes() {
+  constexpr std::int64_t kReserve = std::int64_t{512} << 20;
+  return std::max<std::int64_t>(free_device_bytes() - kReserve, 0);
 }
 
 }  // namespace aotllm::cuda

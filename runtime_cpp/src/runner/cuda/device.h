@@ -12,4 +12,8 @@ void open_device(int ordinal, int sm);
 /// Bytes of the current device that are free.
 std::int64_t free_device_bytes();
 
+/// Those of them that the KV cache may have: what is left is for CUDA graphs and kernels that are loaded later, and
+/// for the granularity of allocations.
+std::int64_t free_cache_bytes();
+
 }  // namespace aotllm::cuda

@@ -170,7 +170,7 @@ FreeMemory TpRunner::free_memory() const {
   for (std::size_t r = 0; r < impl_->ranks.size(); ++r) {
     const int device = impl_->devices[r];
     cuda::check(cudaSetDevice(device), "choice of the device");
-    const std::int64_t mine = cuda::free_device_bytes() / std::ranges::count(impl_->devices, device);
+    const std::int64_t mine = cuda::free_cache_bytes() / std::ranges::count(impl_->devices, device);
     const double room = static_cast<double>(mine) * least_ratio(impl_->shape, impl_->ranks[r]->engine().shape());
     least = std::min(least, static_cast<std::int64_t>(room));
   }
