@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -28,6 +29,19 @@ _MOST = {
     "pp": 64,
 }
 """Sizes that the runtime takes, at most"""
+
+
+EXCLUDABLE = ("qkv", "o", "gate_up", "down")
+_LAYER = re.compile(r"-?\d{1,5}")
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """What is not quantized."""
+
+    layers: frozenset[int]
+    matrices: frozenset[str]
+    """Of EXCLUDABLE, in all layers"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,9 @@ class BuildOptions:
     quantize_lm_head: bool = False
     """Quantize the output matrix like the layers (it is kept more exact otherwise); without effect where it is tied to
     the embedding"""
+    quantize_exclude: str | None = None
+    """What quantize leaves in bf16 on target cuda, with commas between: layers by number, from the end below 0, and
+    matrices of all layers (qkv, o, gate_up, down). 0,-1 is the first and the last layer, where FP8 costs most"""
     tp: int = 1
     """Tensor-parallel ranks: each holds a part of every matrix. cuda: a GPU each; cpu: threads of one process, divided
     among them"""
@@ -110,6 +127,21 @@ class BuildOptions:
             return Quantization(method="int4", group=group, symmetric=self.quantize_symmetric)
         per_scale = 32 if self.quantize == "int8" and self.target == "cpu" else None
         return Quantization(method=self.quantize, group=per_scale, symmetric=True)
+
+    def excluded(self, num_layers: int) -> Excluded:
+        """What `quantize_exclude` says of a model of `num_layers` layers. Raises InvalidRequest for one it has not."""
+        words = [] if self.quantize_exclude is None else self.quantize_exclude.replace(" ", "").split(",")
+        numbers = [int(word) for word in words if _LAYER.fullmatch(word)]
+        for number in numbers:
+            if not -num_layers <= number < num_layers:
+                raise InvalidRequest(
+                    f"quantize_exclude: got layer {number}, but the model has {num_layers}, 0 to {num_layers - 1}",
+                    "quantize_exclude",
+                )
+        return Excluded(
+            frozenset(number % num_layers for number in numbers),
+            frozenset(word for word in words if not _LAYER.fullmatch(word)),
+        )
 
     def cuda_sm(self) -> int:
         """The compute capability that target cuda builds for."""
@@ -197,6 +229,8 @@ class BuildOptions:
             raise InvalidRequest(
                 f"quantize_symmetric: got true {got}; expected with int8 or int4", "quantize_symmetric"
             )
+        if self.quantize_exclude is not None:
+            self._validate_exclusion(self.quantize_exclude)
         if self.target == "cuda" and self.quantize == "int4":
             if self.quantize_group not in (None, 128):
                 raise InvalidRequest(
@@ -206,6 +240,20 @@ class BuildOptions:
                 raise InvalidRequest(
                     "quantize_symmetric: got true, but int4 of target cuda always has zero points; leave it out",
                     "quantize_symmetric",
+                )
+
+    def _validate_exclusion(self, text: str) -> None:
+        if self.quantize is None or self.target != "cuda":
+            got = "without quantize" if self.quantize is None else f"with target {self.target}"
+            raise InvalidRequest(
+                f"quantize_exclude: got {text} {got}; expected with quantize, on target cuda", "quantize_exclude"
+            )
+        for word in text.replace(" ", "").split(","):
+            if word not in EXCLUDABLE and not _LAYER.fullmatch(word):
+                raise InvalidRequest(
+                    f"quantize_exclude: got {word!r}, expected numbers of layers and {', '.join(EXCLUDABLE)}, with "
+                    "commas between, as in 0,-1,down",
+                    "quantize_exclude",
                 )
 
     def flags(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotllm.builder.options import BuildOptions, ShapeLimits
+from aotllm.builder.options import BuildOptions, Excluded, ShapeLimits
 from aotllm.errors import InvalidRequest, UnsupportedModel
 
 
@@ -46,6 +46,12 @@ def test_defaults_follow_the_target(options, limits):
         ({"quantize_group": 32}, InvalidRequest, "quantize_group: got 32 without quantize; .*--quantize int4"),
         ({"quantize": "int8", "quantize_group": 64}, InvalidRequest, "quantize_group: got 64 with quantize int8"),
         ({"quantize_symmetric": True}, InvalidRequest, "quantize_symmetric: got true without quantize"),
+        ({"target": "cuda", "quantize_exclude": "0"}, InvalidRequest, "quantize_exclude: got 0 without quantize"),
+        ({"quantize": "int8", "quantize_exclude": "0"}, InvalidRequest, "quantize_exclude: got 0 with target cpu"),
+        *(
+            ({"target": "cuda", "quantize": "fp8", "quantize_exclude": text}, InvalidRequest, f"got '{word}', .* 0,-1,")
+            for text, word in (("", ""), ("0,,1", ""), ("0,up", "up"), ("--1", "--1"), ("1.5", "1.5"))
+        ),
         (
             {"target": "cuda", "quantize": "fp8", "quantize_symmetric": True},
             InvalidRequest,
@@ -97,6 +103,21 @@ def test_what_quantization_comes_to(options, method, group, symmetric):
     quantization = BuildOptions(**options).quantization()
     assert (quantization.method, quantization.group, quantization.symmetric) == (method, group, symmetric)
     assert BuildOptions(target=options.get("target", "cpu")).quantization() is None
+
+
+def test_what_is_excluded():
+    def excluded(text, layers=4):
+        options = BuildOptions(target="cuda", quantize="fp8", quantize_exclude=text)
+        options.validate()
+        found = options.excluded(layers)
+        return set(found.layers), set(found.matrices)
+
+    assert BuildOptions().excluded(4) == Excluded(frozenset(), frozenset())
+    assert excluded("0,-1, down") == ({0, 3}, {"down"})
+    assert excluded("-4,qkv,o,gate_up") == ({0}, {"qkv", "o", "gate_up"})
+    for number in ("4", "-5"):
+        with pytest.raises(InvalidRequest, match=f"quantize_exclude: got layer {number}, .* has 4, 0 to 3"):
+            excluded(number)
 
 
 def test_flags_build_the_engine_again():

@@ -11,6 +11,7 @@ import numpy as np
 
 from aotllm import _runtime
 from aotllm.engines import Engine
+from tests.builder.cuda_plan_interpreter import open_ranks
 from tests.integration.engines import build_engine, save_tiny_model
 from tests.integration.test_architectures import ROPES
 
@@ -122,6 +123,15 @@ class Sequences:
         return np.concatenate(
             [self.step([prompt[i : i + chunk]], [i], [index])[0] for i in range(0, len(prompt), chunk)]
         )
+
+
+def exact_logits(engine: Engine, prompt: Sequence[int]) -> np.ndarray:
+    """The engine's plan in numpy."""
+    (rank,) = open_ranks(engine.path, 1, num_blocks=16)
+    tokens_per_block = engine.manifest.limits.tokens_per_block
+    table = list(range(-(-len(prompt) // tokens_per_block)))
+    logits: np.ndarray = rank.step([list(prompt)], [0], [table], ["all"])
+    return logits
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:

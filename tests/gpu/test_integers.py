@@ -9,23 +9,21 @@ import pytest
 
 from aotllm.engines import Engine
 from tests.builder.checkpoints.int_models import KINDS, quantize_folder
-from tests.builder.cuda_plan_interpreter import open_ranks
-from tests.gpu.engines import CASES, MIXTURES, Sequences, random_prompt, relative_error, tiny_engine
+from tests.gpu.engines import (
+    CASES,
+    MIXTURES,
+    Sequences,
+    exact_logits,
+    random_prompt,
+    relative_error,
+    tiny_engine,
+)
 from tests.integration.engines import build_engine, save_tiny_model
 
 TOLERANCE = 3e-2
 """Numbers between ops are bf16, and so are weights where more than 64 rows are multiplied"""
 PROMPT_TOKENS = 150
 CHUNKS = (1, 9, 17, 40, 64, 128)
-
-
-def exact_logits(engine: Engine, prompt: list[int]) -> np.ndarray:
-    """The engine's plan in numpy."""
-    (rank,) = open_ranks(engine.path, 1, num_blocks=16)
-    tokens_per_block = engine.manifest.limits.tokens_per_block
-    table = list(range(-(-len(prompt) // tokens_per_block)))
-    logits: np.ndarray = rank.step([prompt], [0], [table], ["all"])
-    return logits
 
 
 def check(engine: Engine, seed: int) -> None:

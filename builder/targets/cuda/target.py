@@ -9,11 +9,11 @@ from aotllm.builder.checkpoints.base import FP8_BLOCK_STORAGE, FP8_STORAGE, INT_
 from aotllm.builder.checkpoints.expected import EMBEDDING, LM_HEAD
 from aotllm.builder.models import trace
 from aotllm.builder.numerics import INT4_GROUP
-from aotllm.builder.options import FP8_SM, BuildOptions
+from aotllm.builder.options import FP8_SM, BuildOptions, Excluded
 from aotllm.builder.passes import Partition, cut_stages, run_passes
 from aotllm.builder.targets.cuda.lowering import arena_layout, lower
 from aotllm.builder.targets.cuda.packing import BITS, pack_jobs
-from aotllm.builder.targets.lowering import weight_bytes
+from aotllm.builder.targets.lowering import engine_name, weight_bytes
 from aotllm.builder.targets.program import CompiledModel, RankProgram, ready
 from aotllm.errors import InvalidRequest
 
@@ -75,13 +75,14 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
 
 
 def _check_quantized(formats: set[str], options: BuildOptions) -> None:
-    """FP8 matrices and integers of a checkpoint are not quantized once more; fp8 may be asked for where it is there."""
+    """FP8 matrices and integers of a checkpoint are not quantized once more; fp8 may be asked for where it is there.
+    Raises InvalidRequest where nothing is left to be quantized."""
     if options.quantize in formats or (options.quantize == "fp8" and "fp8_block" in formats):
         return
     raise InvalidRequest(
-        f"quantize: got {options.quantize}, but matrices that a checkpoint has in fp8, int8 or int4 are not quantized "
-        f"again: the engine's would be {', '.join(sorted(formats))}; leave --quantize out, or build from a checkpoint "
-        "that is not quantized",
+        f"quantize: got {options.quantize}, but none is left to be so of the checkpoint's matrices, which would be "
+        f"{', '.join(sorted(formats))}: those in fp8, int8 or int4 stay as they are, those of --quantize-exclude "
+        "become bf16; leave --quantize out, or build from a checkpoint that is not quantized",
         "quantize",
     )
 
@@ -94,6 +95,7 @@ def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[s
     """
     kept = {EMBEDDING} if options.quantize_lm_head else {EMBEDDING, LM_HEAD}
     tensors = checkpoint.tensors()
+    excluded = options.excluded(checkpoint.config.num_layers)
 
     def linear_format(name: str) -> str:
         storage = tensors[name].storage
@@ -104,9 +106,18 @@ def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[s
             if name == EMBEDDING or options.cuda_sm() < least:
                 return "bf16"
             return BLOCK_GATE_UP_FORMAT if storage == FP8_BLOCK_STORAGE and name.endswith(_GATE_AND_UP) else storage
-        return "bf16" if options.quantize is None or name in kept else options.quantize
+        if options.quantize is None or name in kept or _is_excluded(engine_name(name), excluded):
+            return "bf16"
+        return options.quantize
 
     return linear_format
+
+
+def _is_excluded(name: str, excluded: Excluded) -> bool:
+    """Whether the matrix, by its name in engines, is one of those: `layers.3.down`, `layers.3.experts.7.down`."""
+    parts = name.split(".")
+    matrix = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}.get(parts[-1], parts[-1])
+    return parts[0] == "layers" and (int(parts[1]) in excluded.layers or matrix in excluded.matrices)
 
 
 def _source_group(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[str], int | None]:

@@ -13,7 +13,7 @@ from aotllm.builder.models import trace
 from aotllm.builder.options import BuildOptions
 from aotllm.builder.rank_writer import write_rank
 from aotllm.builder.targets.cuda.target import compile_cuda
-from aotllm.errors import UnsupportedModel
+from aotllm.errors import InvalidRequest, UnsupportedModel
 from tests.builder.cuda_plan_interpreter import PipelineInterpreter, ShardedInterpreter, open_ranks
 from tests.builder.fakes import (
     CONFIGS,
@@ -132,6 +132,33 @@ def test_what_fp8_applies_to(name, options, bf16):
     for linear, fmt in formats(name, **options).items():
         kind = linear if linear in ("embedding", "lm_head") else "rest"
         assert fmt == ("bf16" if kind in bf16 else "fp8"), linear
+
+
+@pytest.mark.parametrize(
+    ("excluded", "is_bf16"),
+    [
+        ("0", lambda layer, matrix: layer == 0),
+        ("down", lambda layer, matrix: matrix == "down"),
+        ("-1,o", lambda layer, matrix: layer == 2 or matrix == "o"),
+        ("gate_up,qkv", lambda layer, matrix: matrix in ("gate_up", "qkv")),
+    ],
+)
+def test_what_fp8_leaves_out(excluded, is_bf16):
+    for name, fmt in formats("llama", quantize="fp8", quantize_exclude=excluded).items():
+        parts = name.split(".")
+        assert fmt == ("bf16" if len(parts) == 1 or is_bf16(int(parts[1]), parts[2]) else "fp8"), name
+
+
+def test_experts_that_are_excluded():
+    found = formats("mixtral", quantize="fp8", quantize_exclude="0")
+    assert [found[f"layers.{layer}.experts.down"] for layer in (0, 1)] == ["bf16", "fp8"]
+    with pytest.raises(UnsupportedModel, match=r"layers.0.experts.\* are in several formats"):
+        formats("mixtral", quantize="fp8", quantize_exclude="down")
+
+
+def test_nothing_is_left_to_quantize():
+    with pytest.raises(InvalidRequest, match="none is left .* would be bf16: .*--quantize-exclude"):
+        formats("llama", quantize="fp8", quantize_exclude="0,1,2")
 
 
 def test_compiling_reads_no_matrix_and_plans_are_json():
