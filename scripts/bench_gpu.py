@@ -274,6 +274,7 @@ def built(arguments: argparse.Namespace, shape: LlamaShape, rows: Sequence[Row])
                 dtype="bf16",
                 kv_cache_dtype=arguments.kv_cache_dtype,
                 quantize=None if dtype == "bf16" else dtype,
+                quantize_lm_head=arguments.quantize_lm_head and dtype != "bf16",
                 tp=arguments.tp,
                 pp=arguments.pp,
                 max_batch_size=max(row.requests for row in rows),
@@ -307,6 +308,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--target", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bf16", "fp8", "both"), help="both on target cuda, else bf16")
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--quantize-lm-head", action="store_true", help="the head in FP8, too (vLLM's is in bf16)")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks, on GPUs 0, 1, …")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages, likewise")
     parser.add_argument("--tune", action="store_true", help="choose kernels by measurement first (aotllm tune)")
