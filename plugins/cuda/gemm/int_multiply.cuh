@@ -63,7 +63,9 @@ struct IntBlock {
     }
   }
 
-  /// acc[kCount] += sum · scales, rounded once whatever the compiler makes of its surroundings.
+  /// acc[kCount] += sum · scales, rounded once in every instantiation. Not left to the compiler: products and sums in
+  /// blocks of their own made tiles of 128 tokens wrong beyond the 64th (nvcc 13.0; IntegersMatchFloat64 has full
+  /// tiles).
   template <int kCount = Tile::kAcc>
   __device__ void scale(float* acc, const float (&sum)[kCount], int group) const {
 #pragma unroll

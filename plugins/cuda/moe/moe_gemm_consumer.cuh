@@ -68,8 +68,9 @@ struct Consumer {
     at.next();
     return stage;
   }
-  /// Tells all that write to this stage of the ring.
+  /// Tells all that write to this stage of the ring. Of integers each lane has read codes of its own.
   __device__ void release(int stage) const {
+    if constexpr (S::kIntegers) __syncwarp();
     if constexpr (S::kCluster == 1) {
       if (lane == 0) ClusterBarrier::arrive(&shared.empty[stage]);
     } else {
