@@ -24,6 +24,7 @@ class CudaPlanInterpreter(PlanInterpreter):
     def __init__(self, plan, tensors, num_blocks):
         assert plan["target"] == "cuda"
         super().__init__(plan, tensors, num_blocks)
+        self.matrices = {}
 
     def as_cached(self, k, v):
         return k, v
@@ -32,6 +33,11 @@ class CudaPlanInterpreter(PlanInterpreter):
         return -(-self.plan["max_num_tokens"] // 128) * 128
 
     def matrix(self, name):
+        if name not in self.matrices:
+            self.matrices[name] = self.decoded(name)
+        return self.matrices[name]
+
+    def decoded(self, name):
         record = self.plan["linears"][name]
         n, k, data = record["n"], record["k"], self.tensors[record["tensor"]]
         if record["format"] == "bf16":

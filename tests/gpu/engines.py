@@ -134,6 +134,13 @@ def exact_logits(engine: Engine, prompt: Sequence[int]) -> np.ndarray:
     return logits
 
 
+def row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """‖got − want‖ / ‖want‖ of each row."""
+    assert np.isfinite(got).all()
+    distance: np.ndarray = np.linalg.norm(got.astype(np.float64) - want, axis=-1)
+    return distance / np.linalg.norm(want, axis=-1)
+
+
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     """‖got − want‖ / ‖want‖; infinite where anything is not finite."""
     if not np.isfinite(got).all():

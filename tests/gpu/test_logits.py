@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aotllm.engines import Engine
-from tests.gpu.engines import CASES, MIXTURES, Sequences, random_prompt, relative_error, tiny_engine
+from tests.gpu.engines import CASES, MIXTURES, Sequences, random_prompt, relative_error, row_errors, tiny_engine
 from tests.integration.engines import build_engine
 from tests.integration.engines import prompt_logits as cpu_logits
 
@@ -36,12 +36,6 @@ def reference_logits(model: Any, prompt: list[int], dtype: str) -> np.ndarray:
     with torch.no_grad():
         logits: np.ndarray = model(torch.tensor([prompt])).logits[0].float().numpy()
     return logits
-
-
-def row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    assert np.isfinite(got).all()
-    distance: np.ndarray = np.linalg.norm(got.astype(np.float64) - want, axis=-1)
-    return distance / np.linalg.norm(want, axis=-1)
 
 
 @pytest.mark.parametrize("case", MIXTURES)
