@@ -54,7 +54,7 @@ TEST(CpuTuner, WhatItChoosesIsTakenByARunnerAndChangesNoBit) {
                                TinySpec{.v_format = "bf16", .experts = 6, .top_k = 2}}) {
     const TinyModel model(spec);
     const std::string file = written(model, "cpu_tuner_test.engine");
-    const CpuTuning tuning = tune_cpu(file, {3, 0.5});
+    const CpuTuning tuning = tune_cpu(file, {3, 1.0});
     std::filesystem::remove(file);
     EXPECT_EQ(tuning.device, tuned_device(cpu::kernels()));
     EXPECT_EQ(tuning.threads, 3);
