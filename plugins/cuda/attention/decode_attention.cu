@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "attention/decode_launch.h"
 #include "attention/decode_params.cuh"
+#include "ceil_div.h"
 #include "sm80/attention.h"
 
 namespace aotllm::cuda {
@@ -17,9 +18,6 @@ constexpr long long kSlots = 2 * 132;  ///< two CTAs on each of 132 multiprocess
 constexpr int kSplitUnit = 64;         ///< ranges are multiples of it: a box of the cache never straddles two
 constexpr std::size_t kCounterBytes = std::size_t{kDecodeMaxCounters} * sizeof(std::uint32_t);
 
-constexpr int ceil_div(int a, int b) {
-  return (a + b - 1) / b;
-}
 constexpr std::size_t align(std::size_t bytes) {
   return (bytes + 255) / 256 * 256;
 }

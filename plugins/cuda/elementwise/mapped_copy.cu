@@ -1,6 +1,5 @@
 #include "elementwise/mapped_copy.h"
 
-#include <algorithm>
 #include <cstdint>
 
 #include "launch.h"
@@ -8,7 +7,7 @@
 namespace aotllm::cuda {
 namespace {
 
-constexpr std::size_t kMostBytes = 64 << 10;  // more is the engine's: kernels reach half of what the bus does
+constexpr std::size_t kMostBytes = 64 << 10;  // more, as large prompts are, is the copy engine's
 constexpr unsigned kThreads = 128;
 
 __global__ void __launch_bounds__(kThreads)
@@ -28,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
 void copy_mapped(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return;
   if (bytes > kMostBytes) {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy of a step");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copy between host and device");
     return;
   }
   const std::size_t blocks = (bytes + 16 * kThreads - 1) / (16 * kThreads);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "ceil_div.h"
 #include "device_array.h"
 #include "device_attribute.h"
 #include "tensor_map.h"
@@ -23,18 +24,6 @@ IntKernel find_kernel(IntFormat format, int rows_tile, int rows, int sub) {
       return int_kernel_int8_group32(rows_tile, rows, sub);
   }
   return {};
-}
-
-/// wgmma exists on SM 9.0 only.
-bool device_fits() {
-  int device = 0;
-  int major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
-}
-
-int ceil_div(int a, int b) {
-  return (a + b - 1) / b;
 }
 
 class IntGemm : public Gemm {
@@ -138,7 +127,7 @@ class IntGemm : public Gemm {
 };
 
 bool takes(const GemmProblem& problem, int rows_tile, IntShape& shape) {
-  if (!int_shape(problem.w, shape) || problem.max_m <= 0 || !device_fits()) return false;
+  if (!int_shape(problem.w, shape) || problem.max_m <= 0 || !device_has_wgmma()) return false;
   return rows_tile == 8 || rows_tile == 16 || rows_tile == 32 || rows_tile == 64;
 }
 

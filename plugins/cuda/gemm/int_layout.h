@@ -13,6 +13,10 @@ namespace aotllm::cuda {
 inline constexpr int kIntRows = 64;
 inline constexpr int kIntColumns = 128;
 
+constexpr bool has_integers(WeightType type) {
+  return type == WeightType::kInt8 || type == WeightType::kInt4;
+}
+
 /// Four kinds of matrices, each with kernels of its own.
 enum class IntFormat : std::uint8_t {
   kInt4Group128,  ///< codes 0 … 15, a scale and a zero for each row and 128 columns

@@ -4,16 +4,13 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "ceil_div.h"
 #include "device_array.h"
 #include "device_attribute.h"
 #include "tensor_map.h"
 
 namespace aotllm::cuda {
 namespace {
-
-int ceil_div(int a, int b) {
-  return (a + b - 1) / b;
-}
 
 /// Stages along k of a tile.
 int stages_of_tile(const Weights& w, const SkinnyPlan& plan) {
@@ -35,18 +32,10 @@ SkinnyKernel find_kernel(const GemmProblem& problem, int rows_tile, const Skinny
     case WeightType::kFp8:
       return skinny_kernel_fp8(rows_tile, plan.rows, plan.sub, role);
     case WeightType::kFp8Block:
-      return skinny_kernel_fp8_block(rows_tile, plan.rows, plan.sub);
+      return skinny_kernel_fp8_block(rows_tile, plan.rows, plan.sub, role);
     default:
       return {};
   }
-}
-
-/// wgmma exists on SM 9.0 only.
-bool device_fits() {
-  int device = 0;
-  int major = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9;
 }
 
 bool takes(const GemmProblem& problem, int rows_tile) {
@@ -242,14 +231,14 @@ SkinnyPlan default_skinny_plan(WeightType type, int n, int k, int rows_tile, int
 
 std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace,
                                        const SkinnyPlan& plan) {
-  if (!takes(problem, rows_tile) || !device_fits()) return nullptr;
+  if (!takes(problem, rows_tile) || !device_has_wgmma()) return nullptr;
   const SkinnyKernel kernel = find_kernel(problem, rows_tile, plan);
   if (kernel.function == nullptr) return nullptr;
   return std::make_unique<SkinnyGemm>(problem, rows_tile, workspace, plan, kernel);
 }
 
 std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace) {
-  if (!takes(problem, rows_tile) || !device_fits()) return nullptr;
+  if (!takes(problem, rows_tile) || !device_has_wgmma()) return nullptr;
   const Weights& w = problem.w;
   return make_skinny_gemm(
       problem, rows_tile, workspace,

@@ -67,7 +67,7 @@ struct SkinnyKernel {
 };
 SkinnyKernel skinny_kernel_bf16(int rows_tile, int rows, int sub, SkinnyRole role);
 SkinnyKernel skinny_kernel_fp8(int rows_tile, int rows, int sub, SkinnyRole role);
-SkinnyKernel skinny_kernel_fp8_block(int rows_tile, int rows, int sub);
+SkinnyKernel skinny_kernel_fp8_block(int rows_tile, int rows, int sub, SkinnyRole role);
 
 /// The plan of make_skinny_gemm without one: rules, from measurements on an H200.
 SkinnyPlan default_skinny_plan(WeightType type, int n, int k, int rows_tile, int multiprocessors);

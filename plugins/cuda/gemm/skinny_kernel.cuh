@@ -238,51 +238,38 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   }
 }
 
-template <WeightType kType, int kTokens, int kRows, int kSub, SkinnyRole kRole = SkinnyRole{}>
-SkinnyKernel skinny_kernel() {
-  using Shape = SkinnyShape<kType, kTokens, kRows, kSub, kRole>;
+template <class Shape>
+SkinnyKernel skinny_kernel_of() {
   return {skinny_gemm_kernel<Shape>, Shape::kThreads, Shape::kStageBytes,  Shape::kFixedBytes,
           Shape::kGroupBytes,        Shape::kPiece,   Shape::kPartialBytes};
 }
 
-/// That of a role, where there are so few rows that it pays.
+/// A kernel of its own for each role where there are so few rows that it pays, else one for any.
 template <WeightType kType, int kTokens, int kRows, int kSub>
 SkinnyKernel skinny_kernel(SkinnyRole role) {
-  const auto of = [&]<Epilogue kEpilogue>(std::integral_constant<Epilogue, kEpilogue>) {
-    return role.clusters ? skinny_kernel<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, true}>()
-                         : skinny_kernel<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, false}>();
-  };
-  switch (role.epilogue) {
-    case Epilogue::kStore:
-      return of(std::integral_constant<Epilogue, Epilogue::kStore>{});
-    case Epilogue::kResidual:
-      return of(std::integral_constant<Epilogue, Epilogue::kResidual>{});
-    case Epilogue::kGated:
-      return of(std::integral_constant<Epilogue, Epilogue::kGated>{});
-    case Epilogue::kLogits:
-      return of(std::integral_constant<Epilogue, Epilogue::kLogits>{});
+  if constexpr (kType == WeightType::kFp8Block || kTokens > 16) {
+    return skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub>>();
+  } else {
+    const auto of = [&]<Epilogue kEpilogue>(std::integral_constant<Epilogue, kEpilogue>) {
+      return role.clusters
+                 ? skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, true}>>()
+                 : skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, false}>>();
+    };
+    switch (role.epilogue) {
+      case Epilogue::kStore:
+        return of(std::integral_constant<Epilogue, Epilogue::kStore>{});
+      case Epilogue::kResidual:
+        return of(std::integral_constant<Epilogue, Epilogue::kResidual>{});
+      case Epilogue::kGated:
+        return of(std::integral_constant<Epilogue, Epilogue::kGated>{});
+      case Epilogue::kLogits:
+        return of(std::integral_constant<Epilogue, Epilogue::kLogits>{});
+    }
+    return {};
   }
-  return {};
 }
 
-/// Of the instantiations that plans may name, those for any role.
-template <WeightType kType>
-SkinnyKernel skinny_kernel(int rows_tile, int rows, int sub) {
-  const int shape = rows * 10 + sub;
-  if constexpr (kType == WeightType::kFp8Block) {
-    if (rows_tile == 8 && shape == 642) return skinny_kernel<kType, 8, 64, 2>();
-    if (rows_tile == 8 && shape == 644) return skinny_kernel<kType, 8, 64, 4>();
-    if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1>();
-    if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2>();
-    if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1>();
-  }
-  if (rows_tile == 32 && shape == 642) return skinny_kernel<kType, 32, 64, 2>();
-  if (rows_tile == 32 && shape == 1281) return skinny_kernel<kType, 32, 128, 1>();
-  if (rows_tile == 64 && shape == 1281) return skinny_kernel<kType, 64, 128, 1>();
-  return {};
-}
-
-/// All that plans may name.
+/// The instantiations that plans may name.
 template <WeightType kType>
 SkinnyKernel skinny_kernel(int rows_tile, int rows, int sub, SkinnyRole role) {
   const int shape = rows * 10 + sub;
@@ -291,7 +278,10 @@ SkinnyKernel skinny_kernel(int rows_tile, int rows, int sub, SkinnyRole role) {
   if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1>(role);
   if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2>(role);
   if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1>(role);
-  return skinny_kernel<kType>(rows_tile, rows, sub);
+  if (rows_tile == 32 && shape == 642) return skinny_kernel<kType, 32, 64, 2>(role);
+  if (rows_tile == 32 && shape == 1281) return skinny_kernel<kType, 32, 128, 1>(role);
+  if (rows_tile == 64 && shape == 1281) return skinny_kernel<kType, 64, 128, 1>(role);
+  return {};
 }
 
 }  // namespace aotllm::cuda

@@ -5,14 +5,11 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "ceil_div.h"
 #include "tensor_map.h"
 
 namespace aotllm::cuda {
 namespace {
-
-constexpr int ceil_div(int a, int b) {
-  return (a + b - 1) / b;
-}
 
 TileKernel find_kernel(WeightType type, int tile) {
   switch (type) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "device_attribute.h"
 #include "tensor_map.h"
 
 namespace aotllm::cuda {
@@ -34,10 +35,6 @@ float expected_tiles(float count, float deviation, int tokens) {
     sum += std::ceil(std::max(count + away * deviation, 1.0f) / static_cast<float>(tokens));
   }
   return sum / 5.0f;
-}
-
-bool is_integer(WeightType type) {
-  return type == WeightType::kInt4 || type == WeightType::kInt8;
 }
 
 MoeGemmKernel find_kernel(const Weights& w, int tokens) {
@@ -76,10 +73,7 @@ int resident_ctas(const MoeGemmKernel& kernel) {
 
 /// wgmma exists on SM 9.0 only.
 void check_device() {
-  int device = 0;
-  int major = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
+  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor);
   if (major == 9) return;
   throw Error(ErrorKind::kEngineIncompatible,
               "mixtures of experts need a GPU of SM 9.0, this one has SM " + std::to_string(major) + ".x");
@@ -92,7 +86,7 @@ void check_problem(const MoeGemmProblem& problem) {
   if (w.type != WeightType::kBf16 && w.type != WeightType::kFp8 && !int_shape(w, shape)) {
     fail("takes weights in bf16, FP8 with row scales, and integers with scales, in groups with zeros");
   }
-  const int rows = is_integer(w.type) ? kIntRows : 16;
+  const int rows = has_integers(w.type) ? kIntRows : 16;
   const int columns = w.type == WeightType::kBf16 ? 8 : 16;
   if (w.n < rows || w.n % rows != 0 || w.k < columns || w.k % columns != 0) {
     fail("got experts of " + std::to_string(w.n) + " × " + std::to_string(w.k) + ", n must be a multiple of " +
@@ -127,7 +121,7 @@ MoeGemm::MoeGemm(const MoeGemmProblem& problem) : problem_(problem) {
   check_problem(problem);
   check_device();
   const Weights& w = problem.w;
-  if (!is_integer(w.type)) {
+  if (!has_integers(w.type)) {
     w_map_ = matrix_tensor_map(w.data, w.type == WeightType::kBf16 ? 2 : 1,
                                static_cast<std::uint64_t>(problem.num_experts) * static_cast<std::uint64_t>(w.n),
                                static_cast<std::uint64_t>(w.k), kMoeBoxRows);

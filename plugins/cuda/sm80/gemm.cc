@@ -4,6 +4,7 @@
 #include <string>
 
 #include "aotllm/errors.h"
+#include "ceil_div.h"
 #include "device_array.h"
 #include "device_attribute.h"
 #include "sm80/gemm_shape.h"
@@ -17,10 +18,6 @@ using sm80::TileShape;
 constexpr int kMostSplits = 16;      // the last CTA of a tile reads as many shares
 constexpr int kFewestSteps = 4;      // of a share, 128 bytes of k each
 constexpr int kMostCounters = 4096;  // tiles whose sums are shared: fewer than CTAs fit on a device
-
-int ceil_div(int a, int b) {
-  return (a + b - 1) / b;
-}
 
 /// Whether the code of `kernel` that the device runs is of SM89 or later, which multiplies E4M3.
 bool multiplies_fp8(sm80::Kernel kernel) {

@@ -6,6 +6,7 @@
 
 #include "aotllm/errors.h"
 #include "gemm/dequantize.h"
+#include "gemm/int_layout.h"
 #include "support/strings.h"
 
 namespace aotllm::cuda {
@@ -18,10 +19,6 @@ const char* deterministic_kernel(int sm) {
 
 /// Before the name of the kernel that multiplies by weights made bf16.
 constexpr const char* kDequant = "dequant.";
-
-bool has_integers(WeightType type) {
-  return type == WeightType::kInt8 || type == WeightType::kInt4;
-}
 
 int suffix(const std::string& kernel, std::size_t at) {
   int value = -1;

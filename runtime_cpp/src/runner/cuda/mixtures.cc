@@ -4,6 +4,7 @@
 
 #include "aotllm/errors.h"
 #include "elementwise/elementwise.h"
+#include "gemm/int_layout.h"
 #include "support/strings.h"
 
 namespace aotllm::cuda {
@@ -82,8 +83,7 @@ Weights Mixtures::weights_of(int linear, int num_experts) const {
 int Mixtures::tile_tokens(const NormMoeOp& op, int rows) const {
   const WeightType type = weight_type(plan_.linears[static_cast<std::size_t>(op.gate_up)].matrix.format);
   const int tokens = moe_tile_tokens(rows, op.num_experts, op.top_k, type);
-  const bool rounds = type == WeightType::kInt4 || type == WeightType::kInt8;
-  return deterministic_ && rounds ? std::max(tokens, kMoeAlikeIntTokens) : tokens;
+  return deterministic_ && has_integers(type) ? std::max(tokens, kMoeAlikeIntTokens) : tokens;
 }
 
 int Mixtures::add(const NormMoeOp& op, const MixtureInput& input) {

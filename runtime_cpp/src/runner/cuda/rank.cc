@@ -57,11 +57,7 @@ Rank::Rank(Engine engine, const CudaRunnerOptions& options, OwnedStream stream, 
       sampler_(is_first() ? StepSampler(engine_.shape(), program_.head_rows()) : StepSampler()),
       rows_(is_first() ? static_cast<std::size_t>(program_.head_rows()) *
                              static_cast<std::size_t>(std::max(engine_.plan().vocab_size, engine_.plan().hidden_size))
-                       : 0) {
-  // Scratch is zeroed in the default stream, for which this rank's does not wait: on a GPU that several processes
-  // share, it may be late for the first step.
-  check(cudaStreamSynchronize(cudaStreamLegacy), "scratch of a rank");
-}
+                       : 0) {}
 
 void Rank::select() const {
   check(cudaSetDevice(options_.device), "choice of the device");
