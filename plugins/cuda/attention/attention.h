@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention/kv_layout.h"
+#include "group_codes.h"
 #include "launch.h"
 
 namespace aotllm::cuda {
@@ -41,6 +42,7 @@ struct DecodeAttentionArgs : AttentionArgs {
   int split_tokens = 0;  ///< from decode_split_tokens
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;  ///< at least decode_workspace_bytes
+  GroupCodes codes;                 ///< where the result goes in place of `out`, if there are any; SM90 only
   /// Does rope_kv's work on the way, to the same bits, where decode_can_fuse: the newest position's K and V come from
   /// fused->qkv, row `row` of each query, and are written to the cache, q (which is not read) likewise. fused->q, m,
   /// positions, sequences and kv are not read. No two queries share a row, nor the block of a newest position.

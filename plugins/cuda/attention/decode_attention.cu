@@ -147,6 +147,7 @@ void decode_attention(const DecodeAttentionArgs& args, const DecodeTuning& tunin
   }
   params.q = args.q;
   params.out = args.out;
+  params.codes = args.codes;
   params.queries = args.queries;
   params.block_table = kv.block_table;
   params.table_stride = kv.table_stride;

@@ -16,8 +16,28 @@ __device__ inline std::size_t range_slot(const DecodeParams& params, const Decod
   return (static_cast<std::size_t>(info.query) * params.num_heads + info.head + head) * params.max_ranges + range;
 }
 
+/// By kCodeGroup / 4 neighbouring lanes, each with four dims.
+__device__ inline void store_codes(const GroupCodes& to, std::size_t row, std::size_t width, std::size_t column,
+                                   float4 value) {
+  constexpr int kLanes = kCodeGroup / 4;
+  const unsigned mask = ((1u << kLanes) - 1) << (opaque_thread() % 32 / kLanes * kLanes);
+  float largest = fmaxf(fmaxf(fabsf(value.x), fabsf(value.y)), fmaxf(fabsf(value.z), fabsf(value.w)));
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(mask, largest, step));
+  const float inverse = largest > 0.0f ? kCodeMax / largest : 0.0f;
+  const auto low = __nv_cvt_float2_to_fp8x2({value.x * inverse, value.y * inverse}, __NV_SATFINITE, __NV_E4M3);
+  const auto high = __nv_cvt_float2_to_fp8x2({value.z * inverse, value.w * inverse}, __NV_SATFINITE, __NV_E4M3);
+  *reinterpret_cast<ushort2*>(to.codes + row * width + column) = {low, high};
+  if (column % kCodeGroup == 0) to.scales[column / kCodeGroup * to.scale_rows + row] = largest * (1.0f / kCodeMax);
+}
+
 __device__ inline void store_out(const DecodeParams& params, const DecodeStageInfo& info, int head_dim, int head,
                                  int dim, float4 value) {
+  if (params.codes.codes != nullptr) {
+    const auto width = static_cast<std::size_t>(params.num_heads) * head_dim;
+    const auto column = static_cast<std::size_t>(info.head + head) * head_dim + dim;
+    return store_codes(params.codes, static_cast<std::size_t>(info.row), width, column, value);
+  }
   const std::size_t row = static_cast<std::size_t>(info.row) * params.num_heads + info.head + head;
   const __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(value.x, value.y), __floats2bfloat162_rn(value.z, value.w)};
   *reinterpret_cast<uint2*>(params.out + row * head_dim + dim) = reinterpret_cast<const uint2&>(pairs);

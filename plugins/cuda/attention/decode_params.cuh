@@ -37,6 +37,7 @@ inline constexpr int kDecodeMaxCounters = 1 << 16;  ///< queries · head tiles o
 struct DecodeParams {
   const __nv_bfloat16* q;
   __nv_bfloat16* out;
+  GroupCodes codes;  ///< in place of `out`
   const DecodeQuery* queries;
   const std::int32_t* block_table;
   std::uint32_t* counters;  ///< [queries · head tiles], zero between launches

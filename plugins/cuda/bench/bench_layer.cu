@@ -7,6 +7,7 @@
 // A variant is LINEAR=PLAN[/LINEAR=PLAN...], LINEAR one of qkv, o, up, down; PLAN is what to change of the default one:
 // 64x2 (rows × columns), sN stages, gN grid, wN whole, cN cluster, eN early, pN prefetch, joined by commas. "default"
 // is the default; with a leading + the time of each kernel is printed too.
+// "layer", or "layer:" and a variant, chains the products between two attentions (gemm/layer_gemms.h).
 // --search as the first variant makes the others changes to try, in turn, of the fastest plans so far: as often as that
 // finds anything, at most three times.
 
@@ -24,6 +25,7 @@
 #include "bench/timing.h"
 #include "device_array.h"
 #include "elementwise/elementwise.h"
+#include "gemm/layer_gemms.h"
 #include "gemm/skinny_gemm.h"
 
 namespace aotllm::cuda {
@@ -109,11 +111,27 @@ class Model {
   /// False where there is no kernel for a plan.
   bool set_plans(const Plans& plans) {
     gemms_.clear();
+    layers_.clear();
     std::size_t offset = 0;
     for (int i = 0; i < kLayers * kLinears; ++i) {
       gemms_.push_back(make(static_cast<Which>(i % kLinears), offset, plans[i % kLinears]));
       if (gemms_.back() == nullptr) return false;
       offset += bytes_of(kShapes[i % kLinears]);
+    }
+    return true;
+  }
+
+  /// Likewise, of products that are chained.
+  bool set_layers(const Plans& plans) {
+    layers_.clear();
+    std::vector<LayerProblem> problems;
+    for (int i = 0; i < kLayers; ++i) problems.push_back(layer_problem(i));
+    layer_scratch_ = std::make_unique<LayerScratch>(problems);
+    const std::array<SkinnyPlan, kLinears> of = {plans[kOutput], plans[kGateUp], plans[kDown], plans[kQkv]};
+    for (const LayerProblem& problem : problems) {
+      layers_.push_back(
+          make_layer_gemms(problem, rows_tile_of(m_), *layer_scratch_, {scratch_.data(), scratch_.bytes()}, of));
+      if (layers_.back() == nullptr) return layers_.clear(), false;
     }
     return true;
   }
@@ -158,6 +176,29 @@ class Model {
  private:
   std::size_t bytes_of(const Shape& shape) const {
     return static_cast<std::size_t>(shape.n) * shape.k * (type_ == WeightType::kBf16 ? 2 : 1);
+  }
+
+  std::size_t offset_of(int layer, Which which) const {
+    std::size_t offset = 0;
+    for (int i = 0; i < layer * kLinears + which; ++i) offset += bytes_of(kShapes[i % kLinears]);
+    return offset;
+  }
+
+  LayerProblem layer_problem(int layer) {
+    LayerProblem problem;
+    for (const Which which : {kOutput, kGateUp, kDown, kQkv}) {
+      const Shape& shape = kShapes[which];
+      LayerLinear linear;
+      const int from = which == kQkv ? (layer + 1) % kLayers : layer;
+      linear.w = {type_, shape.n, shape.k, weights_.data() + offset_of(from, which), scales_.data(), nullptr};
+      linear.epilogue = shape.epilogue;
+      linear.residual = hidden_.data();
+      linear.y = which == kQkv ? qkv_.data() : hidden_.data();
+      linear.norm = norm_weight_.data();
+      linear.eps = 1e-5f;
+      problem.linears.push_back(linear);
+    }
+    return problem;
   }
 
   std::unique_ptr<Gemm> make(Which which, std::size_t offset, const SkinnyPlan& plan) {
@@ -235,6 +276,7 @@ class Model {
     args.split_tokens = decode_split_tokens(m_, kKvHeads, args.max_context, kTokensPerBlock);
     args.workspace = attention_workspace_.data();
     args.workspace_bytes = attention_workspace_.bytes();
+    if (!layers_.empty()) args.codes = layer_scratch_->input(0, rows_tile_of(m_));
     decode_attention(args, stream);
     mark("attention");
   }
@@ -248,6 +290,12 @@ class Model {
       gemms_[static_cast<std::size_t>(index * kLinears + which)]->launch(m_, stream);
       mark(kShapes[which].name);
     };
+    if (!layers_.empty()) {
+      attention(index, stream, mark);
+      layers_[static_cast<std::size_t>(index)]->launch(m_, stream);
+      mark("layer");
+      return;
+    }
     norm("norm", hidden_.data(), kHidden, norm_weight_.data(), stream, mark);
     linear(kQkv);
     attention(index, stream, mark);
@@ -274,6 +322,8 @@ class Model {
   DeviceArray<std::int32_t> positions_{kMaxRows}, sequences_{kMaxRows}, table_{kMaxRows * kBlocks};
   DeviceArray<DecodeQuery> queries_{kMaxRows};
   std::vector<std::unique_ptr<Gemm>> gemms_;
+  std::unique_ptr<LayerScratch> layer_scratch_;
+  std::vector<std::unique_ptr<LayerGemms>> layers_;  ///< in place of gemms_, where there are any
 };
 
 std::vector<std::string> split(const std::string& text, char at) {
@@ -377,12 +427,14 @@ int run(int argc, char** argv) {
   for (int i = 3; i < argc; ++i) {
     const bool kernels = argv[i][0] == '+';
     const std::string variant = argv[i] + kernels;
+    const bool chained = variant.starts_with("layer");
+    const std::string changes = !chained ? variant : variant == "layer" ? "default" : variant.substr(6);
     Plans plans = model.default_plans();
-    if (!change(plans, variant)) {
+    if (!change(plans, changes)) {
       std::fprintf(stderr, "no such variant: %s\n", variant.c_str());
       return 2;
     }
-    if (!model.set_plans(plans)) {
+    if (!model.set_plans(plans) || (chained && !model.set_layers(plans))) {
       std::printf("  no kernel: %s\n", variant.c_str());
       continue;
     }

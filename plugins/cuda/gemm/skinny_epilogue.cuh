@@ -1,5 +1,6 @@
 #pragma once
 
+#include "elementwise/bf16x8.cuh"
 #include "gemm/activation.cuh"
 #include "gemm/skinny_exchange.cuh"
 #include "gemm/skinny_gemm.h"
@@ -27,34 +28,69 @@ __device__ inline uint4 skinny_pack(const float (&values)[8]) {
   return packed;
 }
 
+/// Codes of 8 values of a row [width] from `column` on, by kCodeGroup / 8 neighbouring lanes that share a scale.
+__device__ inline void skinny_store_codes(const GroupCodes& to, float (&values)[8], int row, int column, int width) {
+  constexpr int kLanes = kCodeGroup / 8;
+  const unsigned mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(values[i]));
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(mask, largest, step));
+  const float inverse = largest > 0.0f ? kCodeMax / largest : 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] *= inverse;
+  *reinterpret_cast<uint2*>(to.codes + static_cast<std::size_t>(row) * width + column) = pack_fp8(values);
+  if (column % kCodeGroup == 0) to.scales[column / kCodeGroup * to.scale_rows + row] = largest * (1.0f / kCodeMax);
+}
+
 /// What sums are multiplied by, and what is added: in registers, on its way, while a tile is computed, then in shared
-/// memory for all consumers of the CTA: [kRows] bias and, for kFp8, [kRows] scales of W and [kTokens] scales of X.
+/// memory for all consumers of the CTA: [kRows] bias and, for kFp8, [kRows] scales of W and [kTokens] scales of X. In a
+/// chain there are [kRows] weights of the next norm and [warps, kTokens] sums of squares in place of X's scales.
 template <class Shape>
 struct SkinnyFactors {
   static_assert(Shape::kConsumers == 2 * Shape::kRows);
   float* memory;
   float of_row = 0.0f;  // bias of row threadIdx.x or, from kRows on, the scale of row threadIdx.x - kRows
   float of_token = 0.0f;
+  float of_norm = 0.0f;
+  bool has_squares = false;
 
   __device__ void load(const SkinnyArgs& args, int tile, int m) {
     const int thread = static_cast<int>(threadIdx.x);
     const int row = tile * Shape::kRows + thread % Shape::kRows;
     const float* from = thread < Shape::kRows ? args.bias : Shape::kScaled ? args.w_scales : nullptr;
     of_row = from != nullptr && row < args.n ? __ldg(from + row) : 0.0f;
-    if (Shape::kScaled && thread < m) of_token = __ldcg(args.x_scales + thread);
+    if constexpr (Shape::kChained) {
+      const bool is_normed = args.link.next_norm != nullptr && thread < Shape::kRows && row < args.n;
+      if (is_normed) of_norm = __ldg(args.link.next_norm + row);
+      if (!has_squares) of_token = sum_squares(args.link);
+      has_squares = true;
+    } else if (Shape::kScaled && thread < m) {
+      of_token = __ldcg(args.x_scales + thread);
+    }
   }
   __device__ void store() const {
     const int thread = static_cast<int>(threadIdx.x);
     if (Shape::kScaled || thread < Shape::kRows) memory[thread] = of_row;
-    if (Shape::kScaled && thread < Shape::kTokens) memory[2 * Shape::kRows + thread] = of_token;
+    if constexpr (Shape::kChained) {
+      if (thread < Shape::kRows) memory[2 * Shape::kRows + thread] = of_norm;
+      float sum = of_token;
+#pragma unroll
+      for (int step = Shape::kTokens; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      const int lane = thread % 32;
+      if (lane < Shape::kTokens) memory[3 * Shape::kRows + thread / 32 * Shape::kTokens + lane] = sum;
+    } else if (Shape::kScaled && thread < Shape::kTokens) {
+      memory[2 * Shape::kRows + thread] = of_token;
+    }
   }
 
   /// p[i] belongs to row `row` + i of the tile; rows are multiples of 8.
-  __device__ void apply(float (&p)[8], int row, int token) const {
+  __device__ void apply(const SkinnyArgs& args, float (&p)[8], int row, int token) const {
     float bias[8];
     read(bias, row);
     if constexpr (Shape::kScaled) {
-      const float x_scale = memory[2 * Shape::kRows + token];
+      const float x_scale = Shape::kChained ? inverse_rms(args.link, token) : memory[2 * Shape::kRows + token];
       float w_scale[8];
       read(w_scale, Shape::kRows + row);
 #pragma unroll
@@ -64,7 +100,32 @@ struct SkinnyFactors {
     for (int i = 0; i < 8; ++i) p[i] += bias[i];
   }
 
+  /// Multiplies by the next norm's weights.
+  __device__ void apply_norm(float (&p)[8], int row) const {
+    float weight[8];
+    read(weight, 2 * Shape::kRows + row);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) p[i] *= weight[i];
+  }
+
  private:
+  /// This thread's part of the squares of token threadIdx.x % kTokens of X.
+  __device__ static float sum_squares(const SkinnyLink& link) {
+    float sum = 0.0f;
+    const int count = link.normed_tiles * Shape::kTokens;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += Shape::kConsumers) sum += __ldcg(link.squares + i);
+    return sum;
+  }
+  __device__ float inverse_rms(const SkinnyLink& link, int token) const {
+    if (link.normed_tiles == 0) return 1.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < Shape::kConsumers / 32; ++warp) {
+      sum += memory[3 * Shape::kRows + warp * Shape::kTokens + token];
+    }
+    return rsqrtf(sum / link.normed_width + link.eps);
+  }
   __device__ void read(float (&values)[8], int at) const {
     *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(memory + at);
     *reinterpret_cast<float4*>(values + 4) = *reinterpret_cast<const float4*>(memory + at + 4);
@@ -102,7 +163,9 @@ struct SkinnyEpilogue {
         store_logits(p, at);
       } else {
         if (epilogue() == Epilogue::kResidual) skinny_add_bf16(p, residual);
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.y) + at) = skinny_pack(p);
+        const uint4 packed = skinny_pack(p);
+        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.y) + at) = packed;
+        if constexpr (Shape::kChained) hand_on_rows(packed, row8, token);
       }
     }
   }
@@ -114,7 +177,7 @@ struct SkinnyEpilogue {
     for (int i = 0; i < 8; ++i) p[i] = 0.0f;
 #pragma unroll 1
     for (int slot = 0; slot < slots; ++slot) sums.add(p, slot, group, warpgroup(), row8, token % 8);
-    factors.apply(p, 64 * warpgroup() + row8, token);
+    factors.apply(args, p, 64 * warpgroup() + row8, token);
   }
 
   /// Rows come in groups of 16: 8 of gate, then the same 8 of up.
@@ -129,9 +192,31 @@ struct SkinnyEpilogue {
       product(up, slots, (token - begin) / 8, row16 + 8, token);
 #pragma unroll
       for (int i = 0; i < 8; ++i) gate[i] = activate(gate[i], args.activation) * up[i];
-      auto* y = static_cast<__nv_bfloat16*>(args.y) + static_cast<std::size_t>(token) * (args.n / 2);
-      *reinterpret_cast<uint4*>(y + (row64() + row16) / 2) = skinny_pack(gate);
+      const int column = (row64() + row16) / 2;
+      if constexpr (Shape::kChained) {
+        skinny_store_codes(args.link.next, gate, token, column, args.n / 2);
+      } else {
+        auto* y = static_cast<__nv_bfloat16*>(args.y) + static_cast<std::size_t>(token) * (args.n / 2);
+        *reinterpret_cast<uint4*>(y + column) = skinny_pack(gate);
+      }
     }
+  }
+
+  /// 8 values of the residual stream, for the norm that follows.
+  __device__ void hand_on_rows(const uint4& packed, int row8, int token) const {
+    const SkinnyLink& link = args.link;
+    if (link.next.codes == nullptr) return;
+    float p[8] = {};
+    skinny_add_bf16(p, packed);  // as the stream has them
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) square = fmaf(p[i], p[i], square);
+    const unsigned mask = 0xFFu << (threadIdx.x % 32 / 8 * 8);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) square += __shfl_xor_sync(mask, square, step);
+    if (threadIdx.x % 8 == 0) link.next_squares[row64() / 64 * Shape::kTokens + token] = square;
+    factors.apply_norm(p, 64 * warpgroup() + row8);
+    skinny_store_codes(link.next, p, token, row64() + row8, args.n);
   }
 
   __device__ void store_logits(float (&p)[8], std::size_t at) const {

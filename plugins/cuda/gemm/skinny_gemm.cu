@@ -24,8 +24,18 @@ int fitting_cluster(const Weights& w, const SkinnyPlan& plan) {
   return cluster;
 }
 
-SkinnyKernel find_kernel(const GemmProblem& problem, int rows_tile, const SkinnyPlan& plan) {
-  const SkinnyRole role{true, problem.epilogue, fitting_cluster(problem.w, plan) > 1};
+/// Bytes of a ring beside which another CTA's fits.
+constexpr int kHalfRing = 111 * 1024;
+
+/// Shared memory of a CTA where two share a multiprocessor.
+int half_of_shared() {
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 -
+         device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
+}
+
+SkinnyKernel find_kernel(const GemmProblem& problem, int rows_tile, const SkinnyPlan& plan, bool chained = false) {
+  const SkinnyRole role{true, problem.epilogue, fitting_cluster(problem.w, plan) > 1, chained};
+  if (chained) return skinny_kernel_chained(rows_tile, plan.rows, plan.sub, role);
   switch (problem.w.type) {
     case WeightType::kBf16:
       return skinny_kernel_bf16(rows_tile, plan.rows, plan.sub, role);
@@ -50,7 +60,7 @@ bool takes(const GemmProblem& problem, int rows_tile) {
 class SkinnyGemm : public Gemm {
  public:
   SkinnyGemm(const GemmProblem& problem, int rows_tile, Workspace workspace, const SkinnyPlan& plan,
-             const SkinnyKernel& kernel)
+             const SkinnyKernel& kernel, const SkinnyLink& link = {})
       : kernel_(kernel), max_rows_(std::min(rows_tile, problem.max_m)) {
     const Weights& w = problem.w;
     const bool bf16 = w.type == WeightType::kBf16;
@@ -75,6 +85,7 @@ class SkinnyGemm : public Gemm {
     args_.softcap = problem.softcap;
     args_.epilogue = problem.epilogue;
     args_.activation = problem.activation;
+    args_.link = link;
 
     // Counters of its own: whoever uses the workspace in between may leave anything in it.
     counters_ = DeviceArray<unsigned>(static_cast<std::size_t>(tiles));
@@ -93,7 +104,11 @@ class SkinnyGemm : public Gemm {
     const int finished = args_.cluster > 1 ? args_.cluster * std::max(1, groups / args_.cluster) : kernel.piece;
     const int most_shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     const int fixed = kernel.fixed_bytes + finished * kernel.group_bytes;
-    args_.stages = std::min({plan.stages, kSkinnyMaxStages, (most_shared - fixed) / kernel.stage_bytes});
+    int most = most_shared;
+    if (kernel.scale_bytes > 0 && plan.stages * (kernel.stage_bytes - kernel.scale_bytes) <= kHalfRing) {
+      most = half_of_shared();  // a link's scales and norms must not cost the second CTA of a multiprocessor
+    }
+    args_.stages = std::min({plan.stages, kSkinnyMaxStages, (most - fixed) / kernel.stage_bytes});
     shared_bytes_ = args_.stages * kernel.stage_bytes + fixed;
     if (args_.stages < 1) {
       throw Error(ErrorKind::kInternal, "a skinny GEMM needs " + std::to_string(kernel.stage_bytes + fixed) +
@@ -235,6 +250,14 @@ std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile
   const SkinnyKernel kernel = find_kernel(problem, rows_tile, plan);
   if (kernel.function == nullptr) return nullptr;
   return std::make_unique<SkinnyGemm>(problem, rows_tile, workspace, plan, kernel);
+}
+
+std::unique_ptr<Gemm> make_skinny_link(const GemmProblem& problem, const SkinnyLink& link, int rows_tile,
+                                       Workspace workspace, const SkinnyPlan& plan) {
+  if (!takes(problem, rows_tile) || problem.w.type != WeightType::kFp8 || problem.w.n % 64 != 0) return nullptr;
+  const SkinnyKernel kernel = device_has_wgmma() ? find_kernel(problem, rows_tile, plan, true) : SkinnyKernel{};
+  if (kernel.function == nullptr) return nullptr;
+  return std::make_unique<SkinnyGemm>(problem, rows_tile, workspace, plan, kernel, link);
 }
 
 std::unique_ptr<Gemm> make_skinny_gemm(const GemmProblem& problem, int rows_tile, Workspace workspace) {

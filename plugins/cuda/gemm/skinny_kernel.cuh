@@ -6,6 +6,7 @@
 #include "gemm/skinny_exchange.cuh"
 #include "gemm/skinny_gemm.h"
 #include "gemm/skinny_merge.cuh"
+#include "gemm/skinny_multiply.cuh"
 #include "gemm/skinny_producer.cuh"
 #include "gemm/skinny_shape.cuh"
 
@@ -13,109 +14,6 @@
 // one CTA per multiprocessor; in each, one thread streams W and X through a ring in shared memory and warpgroups of 64
 // rows each multiply. W does not depend on other kernels: the ring is filled with it before the predecessor has ended.
 namespace aotllm::cuda {
-
-/// Scales of kFp8Block, w · x of a chunk of columns at a time in shared memory: [kScaleChunk][kTokens], of this
-/// warpgroup. The next chunk's are on the way in registers meanwhile.
-template <class Shape>
-struct SkinnyBlockScales {
-  static constexpr int kEach = (Shape::kTokens * Shape::kScaleChunk + 127) / 128;
-
-  const SkinnyArgs& args;
-  int m;
-  int warpgroup;
-  float* staged;
-  float next[kEach];
-
-  __device__ void load(int tile, int chunk) {
-    const int row = tile * Shape::kRows + warpgroup * 64;
-    const int column = chunk * Shape::kScaleChunk + static_cast<int>(threadIdx.x) % Shape::kScaleChunk;
-    const bool inside = row < args.n && column < args.k_blocks;
-    const float w = inside ? __ldg(args.w_scales + static_cast<std::size_t>(row / 128) * args.k_blocks + column) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int token = static_cast<int>(threadIdx.x) % 128 / Shape::kScaleChunk + i * (128 / Shape::kScaleChunk);
-      const bool wanted = inside && token < m;
-      next[i] = wanted ? w * __ldcg(args.x_scales + static_cast<std::size_t>(token) * args.k_blocks + column) : 0.0f;
-    }
-  }
-
-  /// Makes the chunk of (tile, step) readable and starts loading the one that follows.
-  __device__ void stage(int tile, int step) {
-    skinny_sync(128, 1 + warpgroup);  // nobody reads the previous chunk any more
-    const int column = static_cast<int>(threadIdx.x) % Shape::kScaleChunk;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int token = static_cast<int>(threadIdx.x) % 128 / Shape::kScaleChunk + i * (128 / Shape::kScaleChunk);
-      if (token < Shape::kTokens) staged[column * Shape::kScaleStride + token] = next[i];
-    }
-    skinny_sync(128, 1 + warpgroup);
-    const int chunk = step * Shape::kSub / Shape::kScaleChunk + 1;
-    const bool same = chunk * Shape::kScaleChunk < args.split.per_tile * Shape::kSub;
-    load(same ? tile : tile + 1, same ? chunk : 0);
-  }
-
-  /// Of tokens 8j + 2 (lane % 4) + {0, 1}.
-  __device__ float2 at(int column, int j) const {
-    const float* row = staged + column % Shape::kScaleChunk * Shape::kScaleStride;
-    return *reinterpret_cast<const float2*>(row + 8 * j + 2 * (threadIdx.x % 4));
-  }
-};
-
-/// acc += W · x of one stage. FP8 products are summed in the tensor cores over 128 columns only, where they keep fewer
-/// bits than float32, then in registers; as many columns as registers allow are on the way together.
-template <class Shape, class Scales>
-__device__ void skinny_multiply(float (&acc)[Shape::kAcc], std::uint64_t w, std::uint64_t x, int step,
-                                const Scales& scales) {
-  using skinny::gmma::ScaleOut;
-  constexpr auto kIndex = std::make_index_sequence<Shape::kAcc>{};
-  constexpr int kSteps = 4;  // of 32 bytes
-  if constexpr (Shape::kBf16) {
-    for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(acc[i]);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        skinny_mma<typename Shape::Mma>(w + sub * Shape::kWBytes / 16 + 2 * i, x + sub * Shape::kXBytes / 16 + 2 * i,
-                                        acc, ScaleOut::One, kIndex);
-      }
-    }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
-    for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(acc[i]);
-  } else {
-    float sum[Shape::kSub][Shape::kAcc];
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(sum[sub][i]);
-    }
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        skinny_mma<typename Shape::Mma>(w + sub * Shape::kWBytes / 16 + 2 * i, x + sub * Shape::kXBytes / 16 + 2 * i,
-                                        sum[sub], i == 0 ? ScaleOut::Zero : ScaleOut::One, kIndex);
-      }
-    }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
-#pragma unroll
-    for (int sub = 0; sub < Shape::kSub; ++sub) {
-      for (int i = 0; i < Shape::kAcc; ++i) cute::warpgroup_fence_operand(sum[sub][i]);
-#pragma unroll
-      for (int j = 0; j < Shape::kGroups; ++j) {
-        float2 scale = make_float2(1.0f, 1.0f);
-        if constexpr (Shape::kType == WeightType::kFp8Block) scale = scales.at(step * Shape::kSub + sub, j);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          acc[4 * j + 2 * h] += sum[sub][4 * j + 2 * h] * scale.x;
-          acc[4 * j + 2 * h + 1] += sum[sub][4 * j + 2 * h + 1] * scale.y;
-        }
-      }
-    }
-  }
-}
 
 /// y of the groups of 8 tokens that this CTA of a cluster owns. It has no other tile.
 template <class Shape>
@@ -185,7 +83,11 @@ __device__ void skinny_consume(const SkinnyArgs& args, const SkinnyShared<Shape>
       }
       SkinnyBarrier::wait(shared.full(ring.stage), ring.parity);
       const std::uint64_t offset = static_cast<std::uint64_t>(ring.stage) * (Shape::kStageBytes / 16);
-      skinny_multiply<Shape>(acc, w + offset, x + offset, step, scales);
+      if constexpr (Shape::kChained) {
+        skinny_multiply_groups<Shape>(acc, w + offset, x + offset, shared.group_scales(ring.stage));
+      } else {
+        skinny_multiply<Shape>(acc, w + offset, x + offset, step, scales);
+      }
       if (threadIdx.x % 32 == 0) SkinnyBarrier::arrive(shared.empty(ring.stage));
     }
     const int tile = at.tile;
@@ -240,8 +142,37 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
 
 template <class Shape>
 SkinnyKernel skinny_kernel_of() {
-  return {skinny_gemm_kernel<Shape>, Shape::kThreads, Shape::kStageBytes,  Shape::kFixedBytes,
-          Shape::kGroupBytes,        Shape::kPiece,   Shape::kPartialBytes};
+  SkinnyKernel kernel;
+  kernel.function = skinny_gemm_kernel<Shape>;
+  kernel.threads = Shape::kThreads;
+  kernel.stage_bytes = Shape::kStageBytes + Shape::kStageScaleBytes;
+  kernel.scale_bytes = Shape::kStageScaleBytes;
+  kernel.fixed_bytes = Shape::kFixedBytes;
+  kernel.group_bytes = Shape::kGroupBytes;
+  kernel.piece = Shape::kPiece;
+  kernel.partial_bytes = Shape::kPartialBytes;
+  return kernel;
+}
+
+/// Of kFp8 for few rows, as a link of a chain.
+template <int kTokens, int kRows, int kSub>
+SkinnyKernel skinny_chained_kernel(SkinnyRole role) {
+  const auto of = [&]<Epilogue kEpilogue>(std::integral_constant<Epilogue, kEpilogue>) {
+    constexpr auto kType = WeightType::kFp8;
+    return role.clusters
+               ? skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, true, true}>>()
+               : skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, false, true}>>();
+  };
+  switch (role.epilogue) {
+    case Epilogue::kStore:
+      return of(std::integral_constant<Epilogue, Epilogue::kStore>{});
+    case Epilogue::kResidual:
+      return of(std::integral_constant<Epilogue, Epilogue::kResidual>{});
+    case Epilogue::kGated:
+      return of(std::integral_constant<Epilogue, Epilogue::kGated>{});
+    default:
+      return {};
+  }
 }
 
 /// A kernel of its own for each role where there are so few rows that it pays, else one for any.

@@ -13,8 +13,8 @@ namespace aotllm::cuda {
 
 using SkinnyBarrier = cutlass::arch::ClusterTransactionBarrier;
 
-/// Shared memory: the ring, then barriers, the flags of two merges, the staged scales (kFp8Block), what the epilogue
-/// multiplies and adds, and sums on their way to y.
+/// Shared memory: the ring, in chains its scales, then barriers, the flags of two merges, the staged scales
+/// (kFp8Block), what the epilogue multiplies and adds, and sums on their way to y.
 template <class Shape>
 struct SkinnyShared {
   std::uint8_t* ring;
@@ -26,7 +26,11 @@ struct SkinnyShared {
   __device__ std::uint8_t* x(int stage, int sub) const {
     return ring + stage * Shape::kStageBytes + Shape::kSub * Shape::kWBytes + sub * Shape::kXBytes;
   }
-  __device__ std::uint8_t* fixed() const { return ring + stages * Shape::kStageBytes; }
+  /// Of X in groups, [group][kTokens].
+  __device__ float* group_scales(int stage) const {
+    return reinterpret_cast<float*>(ring + stages * Shape::kStageBytes) + stage * Shape::kStageScales;
+  }
+  __device__ std::uint8_t* fixed() const { return reinterpret_cast<std::uint8_t*>(group_scales(stages)); }
   __device__ std::uint64_t* full(int stage) const { return reinterpret_cast<std::uint64_t*>(fixed()) + stage; }
   __device__ std::uint64_t* empty(int stage) const { return full(Shape::kMaxStages + stage); }
   __device__ std::uint64_t* exchanged() const { return full(2 * Shape::kMaxStages); }
@@ -75,7 +79,7 @@ struct SkinnyProducer {
   SkinnyShared<Shape> shared;
 
   __device__ void load_w(const SkinnyCursor& at, int stage) const {
-    SkinnyBarrier::arrive_and_expect_tx(shared.full(stage), Shape::kStageBytes);
+    SkinnyBarrier::arrive_and_expect_tx(shared.full(stage), Shape::kStageBytes + Shape::kStageScaleBytes);
 #pragma unroll
     for (int sub = 0; sub < Shape::kSub; ++sub) {
       cute::SM90_TMA_LOAD_2D::copy(
@@ -90,6 +94,10 @@ struct SkinnyProducer {
       cute::SM90_TMA_LOAD_2D::copy(x_map, shared.full(stage),
                                    static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
                                    shared.x(stage, sub), (at.step * Shape::kSub + sub) * Shape::kColumn, 0);
+    }
+    if constexpr (Shape::kChained) {
+      cute::SM90_BULK_COPY_G2S::copy(args.x_scales + at.step * Shape::kStageScales, shared.full(stage),
+                                     shared.group_scales(stage), Shape::kStageScaleBytes);
     }
   }
 

@@ -57,6 +57,10 @@ struct SkinnyShape {
   static constexpr int kXBytes = kTokens * 128;
   static constexpr int kStageBytes = kSub * (kWBytes + kXBytes);
 
+  static constexpr bool kChained = kRole.chained;
+  static constexpr int kStageScales = kChained ? kSub * 128 / kCodeGroup * kTokens : 0;  ///< of X, beside the ring
+  static constexpr int kStageScaleBytes = kStageScales * 4;
+
   static constexpr int kScaleChunk = 8;             ///< columns whose scales are staged at a time (kFp8Block)
   static constexpr int kScaleStride = kTokens + 2;  ///< spreads the banks, keeps float2 aligned
   static constexpr int kScaleFloats = kType == WeightType::kFp8Block ? kScaleChunk * kScaleStride : 0;
@@ -64,7 +68,9 @@ struct SkinnyShape {
   static constexpr int kMaxStages = kSkinnyMaxStages;
   static constexpr int kBarrierBytes = 2 * kMaxStages * 8 + 16 + 16;  ///< full, empty, exchanged; flags of the merges
   static constexpr bool kScaled = kType == WeightType::kFp8;          ///< by row of W and of X
-  static constexpr int kFactors = kRows + (kScaled ? kRows + kTokens : 0);  ///< bias; scales of rows and of tokens
+  /// Bias; scales of rows and of tokens. In chains: weights of the next norm, and squares by warp.
+  static constexpr int kFactors =
+      kRows + (kScaled ? kRows + kTokens : 0) + (kChained ? kRows + (kConsumers / 32 - 1) * kTokens : 0);
   static constexpr int kFixedBytes = kBarrierBytes + (kWarpgroups * kScaleFloats + kFactors) * 4;
   static constexpr int kPiece = kGroups < 2 ? 1 : 2;  ///< groups of a whole tile that are finished at a time
   static constexpr int kGroupBytes = 8 * kRows * 4;   ///< sums of a group

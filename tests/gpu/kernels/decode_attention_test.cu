@@ -54,10 +54,51 @@ void check_case(const DecodeCase& c, const DecodeBatch& batch, int sm) {
   }
 }
 
+/// Results as codes are the results themselves, rounded, with a scale that makes a group's largest value the largest
+/// code.
+void check_codes(const DecodeCase& c, const DecodeBatch& batch) {
+  DeviceDecodeBatch device(batch);
+  decode_attention(device.args, Stream{});
+  const std::vector<Bf16> out = device.out.download();
+  const std::size_t width = static_cast<std::size_t>(batch.num_heads) * c.head_dim;
+  const auto rows = static_cast<std::size_t>(batch.rows);
+  DeviceArray<std::uint8_t> codes(rows * width);
+  DeviceArray<float> scales(width / kCodeGroup * rows);
+  codes.fill(0xFF);
+  scales.fill(0xFF);
+  device.out.fill(0xFF);
+  device.args.codes = {codes.data(), scales.data(), batch.rows};
+  decode_attention(device.args, Stream{});
+  const auto got = codes.download();
+  const auto got_scales = scales.download();
+  const auto raw = bits(device.out.download());
+  EXPECT_TRUE(std::all_of(raw.begin(), raw.end(), [](std::uint16_t value) { return value == 0xFFFF; })) << c.name;
+  std::vector<bool> written(rows, false);
+  for (const DecodeQuery& query : batch.queries) written[query.row] = written[query.row] || query.context > 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::size_t row = i / width;
+    const float scale = got_scales[i % width / kCodeGroup * rows + row];
+    if (!written[row]) {
+      ASSERT_EQ(got[i], 0xFF) << c.name << ": row " << row;
+      ASSERT_TRUE(std::isnan(scale)) << c.name << ": row " << row;
+      continue;
+    }
+    const double want = from_bf16(out[i]);
+    ASSERT_NEAR(from_fp8(got[i]) * scale, want, std::abs(want) * 0.067 + scale * 0.001) << c.name << ": row " << row;
+    if (i % kCodeGroup != 0) continue;
+    double largest = 0.0;
+    for (std::size_t at = i; at < i + kCodeGroup; ++at) {
+      largest = std::max(largest, std::abs(from_bf16(out[at])));
+    }
+    ASSERT_NEAR(scale * kCodeMax, largest, largest * 0.005) << c.name << ": row " << row;
+  }
+}
+
 /// With the kernels of SM90 and those of SM80.
 void check_case(const DecodeCase& c) {
   const DecodeBatch batch(c);
   check_case(c, batch, 90);
+  check_codes(c, batch);
   if (c.type == KvType::kBf16) check_case(c, batch, 80);
 }
 
