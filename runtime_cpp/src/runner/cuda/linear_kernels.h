@@ -12,6 +12,15 @@
 
 namespace aotllm::cuda {
 
+/// Whether what a linear multiplies comes as E4M3 codes.
+inline bool takes_codes(const Linear& linear) {
+  return linear.matrix.format == MatrixFormat::kFp8 || linear.matrix.format == MatrixFormat::kFp8Block;
+}
+
+inline Activation activation_of(cpu::Activation activation) {
+  return activation == cpu::Activation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
+}
+
 /// Scratch that the GEMMs of a plan need: where it has matrices of integers, as much more as the largest takes in bf16.
 std::size_t gemm_workspace_bytes(const Plan& plan);
 

@@ -5,6 +5,7 @@
 #include "aotllm/errors.h"
 #include "elementwise/elementwise.h"
 #include "gemm/int_layout.h"
+#include "runner/cuda/linear_kernels.h"
 #include "support/strings.h"
 
 namespace aotllm::cuda {
@@ -102,7 +103,7 @@ int Mixtures::add(const NormMoeOp& op, const MixtureInput& input) {
   first.gathers = true;
   first.x_scales = fp8 ? row_scales_.data() : nullptr;
   first.epilogue = Epilogue::kGated;
-  first.activation = op.activation == cpu::Activation::kSilu ? Activation::kSilu : Activation::kGeluTanh;
+  first.activation = activation_of(op.activation);
   first.y = gated_.data();
   MoeGemmProblem second;
   second.w = down;
