@@ -66,6 +66,8 @@ Program::Program(const Plan& plan, const WeightStore& weights, const ProgramOpti
   head_rows_ = cuda::head_rows(plan);
   reserve_scratch();
   for (const Op& op : plan.ops) ops_.push_back({op, bind(op)});
+  chains_ = LayerChains(plan, weights, deterministic_, arena_.data(), product_.data(),
+                        {workspace_.data(), workspace_.size()});
 }
 
 void Program::reserve_scratch() {
@@ -195,11 +197,21 @@ void Program::run_layers(const StepShape& shape, const StepView& step, const std
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const BoundOp& bound = ops_[i];
     if (std::holds_alternative<LmHeadOp>(bound.op)) break;
-    const std::optional<RmsNormArgs> next_norm = fused_norm(i, shape.rows);
     // Attention may read what came with the step before its predecessor has ended, so nothing of the step begins before
     // that is there.
-    const Stream& joined = i == 0 ? first : stream;
-    const Run run{shape, step, fed, joined, next_norm ? &*next_norm : nullptr, is_normed, rope_of_attention(i, shape)};
+    Run run{shape, step, fed, i == 0 ? first : stream};
+    if (const LayerChains::Chain* chain = chains_.find(i, shape)) {
+      chains_.launch(*chain, shape.rows, stream);
+      i = chain->ops.end() - 1;
+      run.fused_rope = rope_of_attention(i, shape);
+      if (const auto* qkv = std::get_if<NormQkvRopeOp>(&ops_[i].op)) rotate(*qkv, run);
+      continue;
+    }
+    const std::optional<RmsNormArgs> next_norm = fused_norm(i, shape.rows);
+    if (next_norm) run.next_norm = &*next_norm;
+    run.is_normed = is_normed;
+    run.fused_rope = rope_of_attention(i, shape);
+    run.codes = chains_.codes_after(i, shape);
     std::visit([&](const auto& op) { launch(op, bound.kernels, run); }, bound.op);
     is_normed = next_norm.has_value();
   }

@@ -13,6 +13,7 @@
 #include "engine/plan.h"
 #include "gemm/gemm.h"
 #include "runner/cuda/kv_memory.h"
+#include "runner/cuda/layer_chains.h"
 #include "runner/cuda/linear_kernels.h"
 #include "runner/cuda/mixtures.h"
 #include "runner/cuda/step_data.h"
@@ -89,6 +90,7 @@ class Program {
     const RmsNormArgs* next_norm = nullptr;  ///< of the next op, which a sum over ranks takes along; null = none does
     bool is_normed = false;                  ///< the op before has done so
     const NormQkvRopeOp* fused_rope = nullptr;  ///< its rotation is left to attention
+    GroupCodes codes = {};                      ///< where attention leaves its rows, in place of its output; none
   };
 
   void reserve_scratch();
@@ -105,6 +107,7 @@ class Program {
   void launch(const NormSwigluOp& op, int kernels, const Run& run) const;
   void launch(const NormMoeOp& op, int kernels, const Run& run) const;
   void launch(const LmHeadOp& op, int kernels, const Run& run) const;
+  void rotate(const NormQkvRopeOp& op, const Run& run) const;
   void norm(const Bf16* x, std::span<const float> weight, float eps, int linear, const Run& run) const;
   RmsNormArgs norm_args(const Bf16* x, std::span<const float> weight, float eps, int linear, int rows) const;
   RopeKvArgs rope_args(const NormQkvRopeOp& op) const;
@@ -131,6 +134,7 @@ class Program {
   DeviceArray<float> logits_;        ///< [head_rows, vocab_size / ranks]: this rank's
   DeviceArray<std::uint8_t> attention_workspace_;
   DeviceArray<std::uint8_t> sampling_workspace_;
+  LayerChains chains_;  ///< over these
 };
 
 }  // namespace aotllm::cuda

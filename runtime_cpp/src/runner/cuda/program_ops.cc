@@ -47,6 +47,11 @@ void Program::launch(const EmbeddingOp& op, int /*kernels*/, const Run& run) con
 void Program::launch(const NormQkvRopeOp& op, int kernels, const Run& run) const {
   norm(buffer(op.in), op.norm, op.eps, op.linear, run);
   kernels_.launch(kernels, run.shape.rows, run.stream);
+  rotate(op, run);
+}
+
+/// What follows the product: RoPE and the KV write, unless attention does them.
+void Program::rotate(const NormQkvRopeOp& op, const Run& run) const {
   if (run.fused_rope != nullptr) return;
   RopeKvArgs args = rope_args(op);
   args.m = run.shape.rows;
@@ -93,6 +98,7 @@ void Program::launch(const PagedAttentionOp& op, int /*kernels*/, const Run& run
         decode_split_tokens(args.num_queries, op.heads.num_kv_heads, args.max_context, plan_.kv.tokens_per_block);
     args.workspace = attention_workspace_.data();
     args.workspace_bytes = attention_workspace_.size();
+    args.codes = run.codes;
     RopeKvArgs rope;
     if (run.fused_rope != nullptr) {
       rope = rope_args(*run.fused_rope);
