@@ -4,6 +4,7 @@
 #include "attention/decode_consumer.cuh"
 #include "attention/decode_fresh.cuh"
 #include "attention/decode_params.cuh"
+#include "group_codes.cuh"
 //
 #include <cutlass/arch/barrier.h>
 
@@ -24,11 +25,13 @@ __device__ inline void store_codes(const GroupCodes& to, std::size_t row, std::s
   float largest = fmaxf(fmaxf(fabsf(value.x), fabsf(value.y)), fmaxf(fabsf(value.z), fabsf(value.w)));
 #pragma unroll
   for (int step = 1; step < kLanes; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(mask, largest, step));
-  const float inverse = largest > 0.0f ? kCodeMax / largest : 0.0f;
-  const auto low = __nv_cvt_float2_to_fp8x2({value.x * inverse, value.y * inverse}, __NV_SATFINITE, __NV_E4M3);
-  const auto high = __nv_cvt_float2_to_fp8x2({value.z * inverse, value.w * inverse}, __NV_SATFINITE, __NV_E4M3);
+  const GroupScale scale(largest);
+  const auto low =
+      __nv_cvt_float2_to_fp8x2({value.x * scale.inverse, value.y * scale.inverse}, __NV_SATFINITE, __NV_E4M3);
+  const auto high =
+      __nv_cvt_float2_to_fp8x2({value.z * scale.inverse, value.w * scale.inverse}, __NV_SATFINITE, __NV_E4M3);
   *reinterpret_cast<ushort2*>(to.codes + row * width + column) = {low, high};
-  if (column % kCodeGroup == 0) to.scales[column / kCodeGroup * to.scale_rows + row] = largest * (1.0f / kCodeMax);
+  if (column % kCodeGroup == 0) to.scales[column / kCodeGroup * to.scale_rows + row] = scale.scale;
 }
 
 __device__ inline void store_out(const DecodeParams& params, const DecodeStageInfo& info, int head_dim, int head,

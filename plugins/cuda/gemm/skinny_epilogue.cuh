@@ -5,6 +5,7 @@
 #include "gemm/skinny_exchange.cuh"
 #include "gemm/skinny_gemm.h"
 #include "gemm/skinny_shape.cuh"
+#include "group_codes.cuh"
 
 // From sums in shared memory to y: a thread makes 8 neighbouring values of a token at a time, so that y and the
 // residual are accessed in pieces of 16 bytes, and so that the code, which a CTA runs once or twice, is short.
@@ -37,11 +38,11 @@ __device__ inline void skinny_store_codes(const GroupCodes& to, float (&values)[
   for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(values[i]));
 #pragma unroll
   for (int step = 1; step < kLanes; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(mask, largest, step));
-  const float inverse = largest > 0.0f ? kCodeMax / largest : 0.0f;
+  const GroupScale scale(largest);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) values[i] *= inverse;
+  for (int i = 0; i < 8; ++i) values[i] *= scale.inverse;
   *reinterpret_cast<uint2*>(to.codes + static_cast<std::size_t>(row) * width + column) = pack_fp8(values);
-  if (column % kCodeGroup == 0) to.scales[column / kCodeGroup * to.scale_rows + row] = largest * (1.0f / kCodeMax);
+  if (column % kCodeGroup == 0) to.scales[column / kCodeGroup * to.scale_rows + row] = scale.scale;
 }
 
 /// What sums are multiplied by, and what is added: in registers, on its way, while a tile is computed, then in shared

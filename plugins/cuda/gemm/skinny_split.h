@@ -13,8 +13,8 @@ struct SkinnySplit {
   int extra = 0;
 
   SkinnySplit() = default;
-  SkinnySplit(int tiles, int per_tile, int ctas, bool whole_tiles)
-      : per_tile(per_tile), grain(whole_tiles ? per_tile : 1) {
+  SkinnySplit(int tiles, int units_of_tile, int ctas, bool whole_tiles)
+      : per_tile(units_of_tile), grain(whole_tiles ? units_of_tile : 1) {
     const int grains = tiles * per_tile / grain;
     base = grains / ctas;
     extra = grains % ctas;

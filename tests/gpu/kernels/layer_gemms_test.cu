@@ -286,6 +286,31 @@ TEST(LayerGemms, RowsStandAlone) {
   EXPECT_TRUE(same(all.qkv, few.qkv, 3 * 960));
 }
 
+/// Infinities and NaN stay in their row, and nothing of them is left in the scratch: a width that fills no whole stage
+/// is followed by scales that a wider linear has left.
+TEST(LayerGemms, DamagedRowsDamageNoOthers) {
+  AOTLLM_NEEDS_GPU();
+  const Layer layer({8, 4, 576, 576, 1536, 960});
+  layer.launch();
+  const Outcome sound = layer.outcome();
+  std::vector<Bf16> damaged = layer.residual;
+  for (std::size_t i = 0; i < 576; ++i) damaged[576 + i] = __float2bfloat16_rn(i % 2 == 0 ? INFINITY : NAN);
+  check(cudaMemcpy(layer.residual_data.data(), damaged.data(), 2 * damaged.size(), cudaMemcpyHostToDevice), "residual");
+  layer.launch();
+  const Outcome other = layer.outcome();
+  for (const std::size_t row : {0, 2, 3}) {
+    EXPECT_TRUE(std::equal(sound.qkv.begin() + row * 960, sound.qkv.begin() + row * 960 + 960,
+                           other.qkv.begin() + row * 960,
+                           [](Bf16 x, Bf16 y) { return __bfloat16_as_ushort(x) == __bfloat16_as_ushort(y); }))
+        << row;
+  }
+  EXPECT_FALSE(std::isfinite(from_bf16(other.qkv[960])));
+  check(cudaMemcpy(layer.residual_data.data(), layer.residual.data(), 2 * damaged.size(), cudaMemcpyHostToDevice),
+        "residual");
+  layer.launch();
+  EXPECT_TRUE(same(sound.qkv, layer.outcome().qkv, 4 * 960));
+}
+
 /// As layers follow each other in a step: as often as there is a chance for a CTA to run ahead.
 TEST(LayerGemms, RepeatInGraphsWithProgrammaticLaunches) {
   AOTLLM_NEEDS_GPU();
