@@ -14,6 +14,14 @@ def cpu_isa() -> str:
 def has_cuda() -> bool:
     """Whether this build can run engines of target cuda."""
 
+def quantize_e4m3(
+    rows: npt.NDArray[Any], first: int, last: int, factors: Sequence[float]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Rows `[n, k]` of float32, float16, or uint16 for the bits of bfloat16, in C order → E4M3 codes of columns first …
+    last - 1, and scales `[n]` of whole rows: of max|w| / 448 times each of the factors, in [1, 2), the one with the
+    least squared error; not finite where a value of the row is not. Other threads of Python go on meanwhile.
+    Raises InvalidRequest."""
+
 def default_num_threads() -> int:
     """Threads that the CPU target uses unless told: CPUs of the affinity mask, limited by the cgroup's CPU quota."""
 

@@ -198,6 +198,9 @@ struct AttentionArgs {
 
 enum class Activation : std::uint8_t { kSilu, kGeluTanh };
 
+/// Of rows as a checkpoint stores them.
+enum class FloatType : std::uint8_t { kF32, kF16, kBF16 };
+
 /// The kernels of one ISA. Each computes every output by a reduction order that depends on `k` or the position only, so
 /// that results are the same bit for bit whatever `rows`, the panel range or the thread. The order is also the same on
 /// every ISA, but for bf16 weights on `amx`.
@@ -256,6 +259,16 @@ struct Kernels {
 
   /// out[i] = Σ_c a[i · k + c] · x[c] for i in [0, n): the rows of a small matrix that is not packed.
   void (*dot_rows)(const float* a, const float* x, int n, int k, float* out);
+
+  /// Widens k values at any address.
+  void (*widen)(FloatType type, const void* values, int k, float* out);
+
+  /// The scale of a row of weights in E4M3: of max|w| / 448 · factors[i], factors in [1, 2), the one whose codes have
+  /// the least squared error, the first of equals. 1 for a row of zeros; not finite where a value is not.
+  float (*e4m3_scale)(const float* w, int k, const float* factors, int num_factors);
+
+  /// The codes of w[i] / scale, rounded to nearest even, at most ±448; w is finite.
+  void (*e4m3_codes)(const float* w, int k, float scale, std::uint8_t* codes);
 };
 
 /// The kernels that this process uses: the best ISA of the CPU, or AOTLLM_FORCE_ISA (`avx2`, `avx512`, `avx512_vnni`,

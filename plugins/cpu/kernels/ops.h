@@ -24,6 +24,9 @@ void add(const float* a, const float* b, int n, float* out);
 void add_scaled(const float* a, float scale, const float* b, int n, float* out);
 void softcap(float* x, int n, float cap);
 void dot_rows(const float* a, const float* x, int n, int k, float* out);
+void widen(FloatType type, const void* values, int k, float* out);
+float e4m3_scale(const float* w, int k, const float* factors, int num_factors);
+void e4m3_codes(const float* w, int k, float scale, std::uint8_t* codes);
 
 /// Part of `matmul` for f32 and f16 segments.
 void matmul_floats(const Segment& w, const Activations& a, int rows, int panel_begin, int panel_end, float* y,

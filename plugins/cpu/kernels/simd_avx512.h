@@ -122,6 +122,10 @@ I32x16 shift_right(I32x16 a) {
 inline I32x16 load_i32(const std::uint8_t* p) {
   return {_mm512_loadu_si512(p)};
 }
+/// 16 words, zero-extended.
+inline I32x16 load_u16(const std::uint8_t* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
 /// 16 bytes, zero- or sign-extended.
 inline I32x16 load_u8(const std::uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

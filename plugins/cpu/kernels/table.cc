@@ -23,6 +23,9 @@ extern const Kernels kTable = {
     add_scaled,
     softcap,
     dot_rows,
+    widen,
+    e4m3_scale,
+    e4m3_codes,
 };
 
 }  // namespace aotllm::cpu::AOTLLM_ISA

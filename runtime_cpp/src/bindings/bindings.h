@@ -14,5 +14,6 @@ void bind_stats(pybind11::module_& module);
 void bind_manager(pybind11::module_& module);
 void bind_tokens(pybind11::module_& module);
 void bind_panels(pybind11::module_& module);
+void bind_e4m3(pybind11::module_& module);
 
 }  // namespace aotllm

@@ -19,4 +19,5 @@ PYBIND11_MODULE(_runtime, module) {
   aotllm::bind_manager(module);
   aotllm::bind_tokens(module);
   aotllm::bind_panels(module);
+  aotllm::bind_e4m3(module);
 }
