@@ -12,7 +12,6 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 
-E4M3_MAX: Final = 448.0
 E4M3_NAN: Final = 0x7F
 
 
@@ -45,18 +44,6 @@ def stored_values(rows: npt.NDArray[Any], storage: str) -> F32:
     return np.ascontiguousarray(values, np.float32)
 
 
-def e4m3_codes(values: F32) -> U8:
-    """float32 → E4M3 (the finite kind: ±448 at most), rounded half to even, larger magnitudes saturated; NaN → NaN.
-
-    A float32 is first cut to 16 bits with its last bit set where anything was lost (rounding to odd). Those 16 bits
-    round to E4M3's 4 as the float32 itself does, so that a table of 65,536 entries gives the code.
-    """
-    halves = np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2)  # [..., low half, high half]
-    odd = halves[..., 1] | (halves[..., 0] != 0)
-    codes: U8 = np.take(_e4m3_of_bf16(), odd)
-    return codes
-
-
 @cache
 def e4m3_values() -> F32:
     """What each of the 256 codes stands for."""
@@ -65,21 +52,6 @@ def e4m3_values() -> F32:
     magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
     magnitude[codes & 0x7F == E4M3_NAN] = np.nan
     return np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
-
-
-@cache
-def _e4m3_of_bf16() -> U8:
-    """The code of every bfloat16."""
-    values = bf16_values(np.arange(1 << 16, dtype=np.uint16))
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        magnitude = np.abs(values).astype(np.float64)
-    finite = e4m3_values()[:E4M3_NAN].astype(np.float64)  # ascending; the index is the code
-    middles = (finite[:-1] + finite[1:]) / 2
-    codes = np.searchsorted(middles, magnitude)  # a middle itself goes to the code below …
-    tie = middles[np.minimum(codes, len(middles) - 1)] == magnitude
-    codes += tie & (codes % 2 == 1)  # … unless the one above is even
-    codes[np.isnan(values)] = E4M3_NAN
-    return (codes | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
 
 
 def dequantize_fp8(codes: U8, scales: F32) -> F32:
@@ -93,6 +65,29 @@ def dequantize_fp8(codes: U8, scales: F32) -> F32:
     if scales.ndim == 1:
         return values * scales[:, None]
     return values * np.repeat(scales, 128, axis=1)[:, : codes.shape[1]]
+
+
+E4M3_SCALE_FACTORS: Final = np.exp2(np.arange(16) / 16).astype(np.float32)
+"""What `max|w| / 448` is multiplied by to search a row's scale. They span an octave: twice a scale rounds as the scale
+does, but for the smallest values"""
+
+
+def quantize_e4m3(rows: npt.NDArray[Any], columns: slice, search: bool) -> tuple[U8, F32]:
+    """Codes `[n, columns]` of some columns, and scales `[n]`, which are those of whole rows: `w ≈ scale · code`.
+
+    Compiled (`plugins/cpu/kernels/e4m3.cc`); `tests/builder/e4m3_definition.py` says the same in numpy, bit for bit.
+
+    Args:
+        rows: `[n, k]`, float32, float16, or uint16 for the bits of bfloat16.
+        columns: of the codes, from `start` to `stop`.
+        search: take the scale, of `max|w| / 448` times each of E4M3_SCALE_FACTORS, that has the least squared error
+            over the row, rather than `max|w| / 448` itself. A row of zeros has the scale 1, one with a value that is
+            not finite a scale that is not either, and codes without a meaning.
+    """
+    from aotllm import _runtime
+
+    factors = E4M3_SCALE_FACTORS if search else E4M3_SCALE_FACTORS[:1]
+    return _runtime.quantize_e4m3(np.ascontiguousarray(rows), columns.start, columns.stop, factors.tolist())
 
 
 INT4_GROUP: Final = 128
@@ -151,15 +146,3 @@ def _int4_clipped(groups: F32, low: F32, high: F32, clip: float) -> tuple[U8, F3
     work -= groups
     errors = np.einsum("ngk,ngk->ng", work, work)
     return codes, scales, np.nan_to_num(zeros).astype(np.uint8), errors
-
-
-def e4m3_row_scales(rows: F32) -> F32:
-    """`max|w| / 448` of each row, 1 for a row of zeros; not finite where a value of the row is not.
-
-    Args:
-        rows: `[n, k]`, k positive.
-    """
-    with np.errstate(all="ignore"):
-        largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
-        scales = np.maximum(largest / np.float32(E4M3_MAX), np.finfo(np.float32).tiny)
-    return np.where(largest == 0, np.float32(1), scales).astype(np.float32, copy=False)

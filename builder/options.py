@@ -15,6 +15,7 @@ DTYPES = ("auto", "f32", "f16", "bf16")
 KV_CACHE_DTYPES = ("auto", "f32", "bf16", "int16", "int8", "fp8")
 QUANTIZATIONS = ("fp8", "int8", "int4")
 QUANTIZE_GROUPS = (32, 64, 128)
+FP8_SCALES = ("search", "max")
 SMS = (80, 89, 90)
 FP8_SM = 89
 """First SM whose tensor cores multiply E4M3"""
@@ -94,6 +95,9 @@ class BuildOptions:
     quantize_symmetric: bool = False
     """Leave out the least value of each group in int4 on cpu: half a bit less per weight in groups of 32, and less
     accurate. int8 is always so"""
+    fp8_scales: str | None = None
+    """How quantize fp8 finds the scale of a row: search, of sixteen within a factor of two the one with the least
+    squared error, or max, that of the row's largest weight; default: search"""
     quantize_lm_head: bool = False
     """Quantize the output matrix like the layers (it is kept more exact otherwise); without effect where it is tied to
     the embedding"""
@@ -128,6 +132,10 @@ class BuildOptions:
         per_scale = 32 if self.quantize == "int8" and self.target == "cpu" else None
         return Quantization(method=self.quantize, group=per_scale, symmetric=True)
 
+    def searches_fp8_scales(self) -> bool:
+        """Whether scales of fp8 are searched, where the build makes some."""
+        return self.fp8_scales != "max"
+
     def excluded(self, num_layers: int) -> Excluded:
         """What `quantize_exclude` says of a model of `num_layers` layers. Raises InvalidRequest for one it has not."""
         words = [] if self.quantize_exclude is None else self.quantize_exclude.replace(" ", "").split(",")
@@ -154,6 +162,8 @@ class BuildOptions:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantize is not None:
             _one_of("quantize", self.quantize, QUANTIZATIONS)
+        if self.fp8_scales is not None:
+            _one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
         if self.quantize_group is not None and self.quantize_group not in QUANTIZE_GROUPS:
             raise InvalidRequest(
                 f"quantize_group: got {self.quantize_group}, expected one of {', '.join(map(str, QUANTIZE_GROUPS))}",
@@ -217,6 +227,11 @@ class BuildOptions:
         if self.quantize_lm_head and self.quantize is None:
             raise InvalidRequest(
                 "quantize_lm_head: got true without quantize; say to what, e.g. --quantize int8", "quantize_lm_head"
+            )
+        if self.fp8_scales is not None and self.quantize != "fp8":
+            got = "without quantize" if self.quantize is None else f"with quantize {self.quantize}"
+            raise InvalidRequest(
+                f"fp8_scales: got {self.fp8_scales} {got}; expected with quantize fp8, on target cuda", "fp8_scales"
             )
         if self.quantize_group is not None and self.quantize != "int4":
             got = "without quantize" if self.quantize is None else f"with quantize {self.quantize}"

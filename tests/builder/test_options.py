@@ -42,6 +42,20 @@ def test_defaults_follow_the_target(options, limits):
         ),
         ({"target": "cuda", "quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true"),
         ({"quantize_lm_head": True}, InvalidRequest, "quantize_lm_head: got true without quantize"),
+        *(
+            ({"target": "cuda", "fp8_scales": "max"} | options, InvalidRequest, f"fp8_scales: got max {got}; .*fp8, on")
+            for options, got in (
+                ({}, "without quantize"),
+                ({"quantize": "int8"}, "with quantize int8"),
+                ({"target": "cpu"}, "without quantize"),
+                ({"target": "cpu", "quantize": "int4"}, "with quantize int4"),
+            )
+        ),
+        (
+            {"target": "cuda", "quantize": "fp8", "fp8_scales": "mean"},
+            InvalidRequest,
+            "fp8_scales: got 'mean', expected one of search, max",
+        ),
         ({"quantize": "int4", "quantize_group": 48}, InvalidRequest, "quantize_group: got 48, expected one of 32, 64"),
         ({"quantize_group": 32}, InvalidRequest, "quantize_group: got 32 without quantize; .*--quantize int4"),
         ({"quantize": "int8", "quantize_group": 64}, InvalidRequest, "quantize_group: got 64 with quantize int8"),
@@ -125,3 +139,11 @@ def test_flags_build_the_engine_again():
     assert options.flags() == ("--target cuda", "--sm 90", "--quantize fp8", "--quantize-lm-head", "--tp 8")
     options = BuildOptions(quantize="int4", quantize_group=64, quantize_symmetric=True)
     assert options.flags() == ("--quantize int4", "--quantize-group 64", "--quantize-symmetric")
+
+
+def test_scales_of_fp8_are_searched_unless_the_maximums_are_asked_for():
+    for fp8_scales, searches in ((None, True), ("search", True), ("max", False)):
+        options = BuildOptions(target="cuda", quantize="fp8", fp8_scales=fp8_scales)
+        options.validate()
+        assert options.searches_fp8_scales() is searches
+        assert ("--fp8-scales max" in options.flags()) is not searches

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aotllm.builder.checkpoints.base import FP8_BLOCK, FP8_STORAGE, INT_STORAGE, Checkpoint
-from aotllm.builder.numerics import F32, U8, bf16_bits, dequantize_fp8, e4m3_codes, e4m3_row_scales, stored_values
+from aotllm.builder.checkpoints.base import FLOAT_STORAGE, FP8_BLOCK, FP8_STORAGE, INT_STORAGE, Checkpoint
+from aotllm.builder.numerics import F32, U8, bf16_bits, dequantize_fp8, quantize_e4m3, stored_values
 from aotllm.builder.targets.cuda.integers import INT_FORMATS
 from aotllm.builder.targets.cuda.matrix import Matrix
 from aotllm.builder.targets.cuda.packing_integers import integer_jobs
@@ -29,9 +29,22 @@ _CHUNK_WEIGHTS: Final = 1 << 17
 
 
 def pack_jobs(
-    checkpoint: Checkpoint, tensor: str, matrix: Matrix, fmt: str, group: int | None = None
+    checkpoint: Checkpoint,
+    tensor: str,
+    matrix: Matrix,
+    fmt: str,
+    group: int | None = None,
+    search_scales: bool = False,
 ) -> tuple[TensorJob, ...]:
     """The jobs that make `matrix` in format `fmt`: `tensor`, and `{tensor}.scales`, `{tensor}.zeros` where it has some.
+
+    Args:
+        checkpoint: where its rows are read.
+        tensor: its name in the rank's file.
+        matrix: which rows and columns.
+        fmt: of BITS.
+        group: columns that share a scale, of integers.
+        search_scales: how scales of fp8 are found where the checkpoint has none, see `quantize_e4m3`.
 
     Raises (when a part runs):
         CheckpointError: a weight that shall be quantized is not finite.
@@ -48,7 +61,8 @@ def pack_jobs(
         blocks = _block_scales(checkpoint, matrix)
         return codes, TensorJob(f"{tensor}.scales", TensorSpec("F32", blocks.shape), (lambda: blocks,), fmt, True)
     scales = np.ones(matrix.n, np.float32)  # filled by the parts of the codes
-    codes = TensorJob(tensor, spec, tuple(partial(_pack_fp8, checkpoint, matrix, p, scales[p]) for p in pieces), fmt)
+    parts = tuple(partial(_pack_fp8, checkpoint, matrix, p, scales[p], search_scales) for p in pieces)
+    codes = TensorJob(tensor, spec, parts, fmt)
     scale_spec = TensorSpec("F32", scales.shape)
     return codes, TensorJob(f"{tensor}.scales", scale_spec, (lambda: scales,), fmt, in_order=True)
 
@@ -79,7 +93,7 @@ def _pack_bf16(checkpoint: Checkpoint, matrix: Matrix, piece: slice) -> U8:
     return out.view(np.uint8).reshape(-1)
 
 
-def _pack_fp8(checkpoint: Checkpoint, matrix: Matrix, piece: slice, scales: F32) -> U8:
+def _pack_fp8(checkpoint: Checkpoint, matrix: Matrix, piece: slice, scales: F32, search: bool) -> U8:
     """Codes, uint8 `[rows · k]`; writes `scales` `[rows]`."""
     rows = matrix.rows[piece]
     out = np.zeros((len(rows), matrix.k), np.uint8)
@@ -89,15 +103,15 @@ def _pack_fp8(checkpoint: Checkpoint, matrix: Matrix, piece: slice, scales: F32)
             out[places, : len(matrix.columns)] = _columns(stored, matrix)
             scales[places] = checkpoint.scales(source)[taken.start : taken.stop]
             continue
+        columns = slice(matrix.columns.start, matrix.columns.stop)
         for part in _chunks(len(taken), stored.shape[1]):
-            values = stored_values(stored[part], storage)
-            row_scales = e4m3_row_scales(values)  # of whole rows: ranks that share a row agree on its codes
+            values = stored[part] if storage in FLOAT_STORAGE else stored_values(stored[part], storage)
+            codes, row_scales = quantize_e4m3(values, columns, search)
             if not np.isfinite(row_scales).all():
                 raise CheckpointError(
                     f"{checkpoint.path}: tensor '{source}' holds a value that is not finite, so it has no FP8 scale"
                 )
-            ratios = np.divide(_columns(values, matrix), row_scales[:, None], dtype=np.float32)
-            out[places[part], : len(matrix.columns)] = e4m3_codes(ratios)
+            out[places[part], : len(matrix.columns)] = codes
             scales[places[part]] = row_scales
     return out.reshape(-1)
 

@@ -66,11 +66,20 @@ def compile_cuda(checkpoint: Checkpoint, options: BuildOptions) -> CompiledModel
             job
             for name, matrix in lowered.matrices.items()
             for record in (lowered.plan["linears"][name],)
-            for job in pack_jobs(checkpoint, name, matrix, record["format"], record.get("group"))
+            for job in pack_jobs(
+                checkpoint,
+                name,
+                matrix,
+                record["format"],
+                record.get("group"),
+                search_scales=options.searches_fp8_scales(),
+            )
         ]
         ranks.append(RankProgram(lowered.plan, (*packed, *(ready(j.tensor, j.compute()) for j in lowered.dense_jobs))))
     if options.quantize is not None:
         _check_quantized({record["format"] for rank in ranks for record in rank.plan["linears"].values()}, options)
+    if options.fp8_scales is not None:
+        _check_scales(checkpoint, linear_format, options.fp8_scales)
     return CompiledModel(graph, tuple(ranks), (_REQUIRES[options.cuda_sm()],))
 
 
@@ -85,6 +94,17 @@ def _check_quantized(formats: set[str], options: BuildOptions) -> None:
         "become bf16; leave --quantize out, or build from a checkpoint that is not quantized",
         "quantize",
     )
+
+
+def _check_scales(checkpoint: Checkpoint, linear_format: Callable[[str], str], fp8_scales: str) -> None:
+    """Raises InvalidRequest where all matrices in FP8 come with scales of their own."""
+    matrices = (info for info in checkpoint.tensors().values() if len(info.shape) > 1)
+    if not any(linear_format(info.name) == "fp8" and info.storage not in FP8_STORAGE for info in matrices):
+        raise InvalidRequest(
+            f"fp8_scales: got {fp8_scales}, but the checkpoint's matrices in FP8 keep the scales they have, and no "
+            "other is made FP8; leave --fp8-scales out, or build from a checkpoint that is not quantized",
+            "fp8_scales",
+        )
 
 
 def _linear_format(checkpoint: Checkpoint, options: BuildOptions) -> Callable[[str], str]:

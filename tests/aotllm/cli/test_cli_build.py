@@ -76,6 +76,8 @@ def test_json_is_one_object_and_nothing_else(aotllm: CommandLine, builder: FakeB
         (["--dtype", "f8"], 2),
         (["--tp", "0"], 2),
         (["--fp8"], 2),
+        (["--target", "cuda", "--fp8-scales", "search"], 2),
+        (["--target", "cuda", "--fp8", "--fp8-scales", "least"], 2),
         (["--target", "tensorrt"], 3),
         (["--target", "cuda", "--sm", "70"], 2),
         (["--quantize-group", "64"], 2),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -113,6 +115,20 @@ def test_quantizing_again_is_refused(kind, options, stays, folder):
     ):
         compile_cuda(checkpoint, BuildOptions(target="cuda", **LIMITS, **options))
     assert caught.value.param == "quantize"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_of_nothing_are_refused(kind, folder):
+    """They are the checkpoint's; where its head is not in FP8 and shall be, that has some to find."""
+    with open_checkpoint(folder(kind)) as checkpoint:
+        for scales in ("search", "max"):
+            options = BuildOptions(target="cuda", quantize="fp8", fp8_scales=scales, **LIMITS)
+            with pytest.raises(
+                InvalidRequest, match=f"fp8_scales: got {scales}, .* keep the scales they have"
+            ) as caught:
+                compile_cuda(checkpoint, options)
+            assert caught.value.param == "fp8_scales"
+            compile_cuda(checkpoint, replace(options, quantize_lm_head=True))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from aotllm.builder.targets.cuda import packing
 from aotllm.builder.targets.cuda.matrix import Matrix, interleaved, stacked
 from aotllm.builder.targets.cuda.packing import pack_jobs
 from aotllm.errors import CheckpointError
+from tests.builder.e4m3_definition import e4m3_codes, e4m3_row_scales, e4m3_searched_scales
 from tests.builder.fakes import TINY, MemoryCheckpoint
 
 K = 32
@@ -101,15 +102,30 @@ def test_fp8_with_a_scale_per_row(storage):
     assert_quantized(tensors["w"].reshape(24, 96), tensors["w.scales"], stored)
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "fp8"])
-def test_columns_of_ranks_are_those_of_the_whole(fmt):
+@pytest.mark.parametrize("storage", ["f32", "f16", "bf16"])
+def test_fp8_with_searched_scales(storage):
+    """Whatever the pieces, which the rows of two sources are cut to."""
+    up, down = random(24, 96), random(9, 96) * np.float32(0.01)
+    checkpoint = StoredCheckpoint(storage, up=up, down=down)
+    rows = stacked([range(2, 24), range(0, 9)], (24, 9))
+    tensors = run(pack_jobs(checkpoint, "w", Matrix(("up", "down"), (24, 9), rows, range(96), 96), "fp8", None, True))
+    read = bf16_values if storage == "bf16" else np.float32
+    stored = np.concatenate([read(checkpoint.read_stored("up"))[2:], read(checkpoint.read_stored("down"))])
+    expected = e4m3_searched_scales(stored)
+    np.testing.assert_array_equal(tensors["w.scales"][:31], expected)
+    np.testing.assert_array_equal(tensors["w"].reshape(-1, 96)[:31], e4m3_codes(stored / expected[:, None]))
+    assert (expected != e4m3_row_scales(stored)).any()
+
+
+@pytest.mark.parametrize(("fmt", "search"), [("bf16", False), ("fp8", False), ("fp8", True)])
+def test_columns_of_ranks_are_those_of_the_whole(fmt, search):
     """Codes and scales too: a rank's scale is that of the whole row. Columns beyond the share are zeros."""
     checkpoint = StoredCheckpoint("bf16", w=random(16, 80))
     rows = stacked([range(16)], (16,))
     size = {"bf16": 2, "fp8": 1}[fmt]
-    whole = run(pack_jobs(checkpoint, "w", Matrix(("w",), (16,), rows, range(80), 80), fmt))
+    whole = run(pack_jobs(checkpoint, "w", Matrix(("w",), (16,), rows, range(80), 80), fmt, None, search))
     for columns in (range(0, 40), range(40, 80)):
-        part = run(pack_jobs(checkpoint, "w", Matrix(("w",), (16,), rows, columns, 64), fmt))
+        part = run(pack_jobs(checkpoint, "w", Matrix(("w",), (16,), rows, columns, 64), fmt, None, search))
         codes = part["w"].reshape(16, 64 * size)
         all_codes = whole["w"].reshape(16, 80 * size)
         np.testing.assert_array_equal(codes[:, : 40 * size], all_codes[:, columns.start * size : columns.stop * size])
@@ -118,10 +134,11 @@ def test_columns_of_ranks_are_those_of_the_whole(fmt):
             np.testing.assert_array_equal(part["w.scales"], whole["w.scales"])
 
 
+@pytest.mark.parametrize("search", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_have_no_scale_are_refused(bad):
+def test_values_that_have_no_scale_are_refused(bad, search):
     values = random(4)
     values[2, 5] = bad
     matrix = Matrix(("w",), (4,), stacked([range(4)], (4,)), range(K), K)
     with pytest.raises(CheckpointError, match="memory: tensor 'w' holds a value that is not finite"):
-        run(pack_jobs(StoredCheckpoint("f32", w=values), "w", matrix, "fp8"))
+        run(pack_jobs(StoredCheckpoint("f32", w=values), "w", matrix, "fp8", None, search))
