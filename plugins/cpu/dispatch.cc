@@ -166,9 +166,10 @@ const Kernels& choose() {
   for (const Isa& isa : isas()) {
     if (is_usable(isa)) return *isa.table;
   }
-  throw Error(ErrorKind::kEngineIncompatible,
-              "The cpu target needs a CPU and an operating system with AVX2, FMA, F16C and BMI2, which this machine "
-              "lacks; run the engine on an x86-64 machine of 2013 or later, with AVX enabled in its hypervisor.");
+  throw Error(
+      ErrorKind::kEngineIncompatible,
+      "The cpu target and FP8 builds need a CPU and an operating system with AVX2, FMA, F16C and BMI2, which this "
+      "machine lacks; run them on an x86-64 machine of 2013 or later, with AVX enabled in its hypervisor.");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from aotllm.builder.build import build
 from aotllm.builder.options import BuildOptions
 from aotllm.engines import open_engine
 from tests.integration.fp8_emulation import emulate_fp8
+from tests.integration.prose import compare, prose_chunks, token_losses
 from tests.integration.test_quality import (
     CHUNK_TOKENS,
     exact_model,
@@ -21,19 +23,26 @@ from tests.integration.test_quality import (
     perplexity,
 )
 
-PARTS = {
-    "weights": {"activations": False},
-    "activations": {"weights": False},
-    "both": {},
-    "both, not down": {"keeps": lambda name: name.endswith("down_proj")},
-    "both, not the first and the last layer": {
-        "keeps": lambda name: name.startswith(("model.layers.0.", "model.layers.29."))
-    },
+
+def first_or_last(name: str) -> bool:
+    return name.startswith(("model.layers.0.", "model.layers.29."))
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "weights": {"weights": "max", "activations": False},
+    "weights, searched": {"activations": False},
+    "activations": {"weights": None},
+    "both": {"weights": "max"},
+    "both, searched": {},
+    "both, not down": {"weights": "max", "keeps": lambda name: name.endswith("down_proj")},
+    "both, not the first and the last layer": {"weights": "max", "keeps": first_or_last},
+    "both, searched, not the first and the last layer": {"keeps": first_or_last},
 }
 
 
 @needs_gpl3
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # ten minutes where two cores have other work
 def test_what_each_part_costs(smollm2_gguf: Path, tmp_path: Path) -> None:
     """Divergence in nats adds up; perplexities of one text vary by half a per cent around what it makes of them."""
     import torch
@@ -55,8 +64,35 @@ def test_what_each_part_costs(smollm2_gguf: Path, tmp_path: Path) -> None:
         got = logits(emulate_fp8(exact_model(smollm2_gguf), **options))
         pairs = zip(wanted, (log_softmax(part[CHUNK_TOKENS // 2 :]) for part in got), strict=True)
         divergence[name] = float(np.mean([(np.exp(want) * (want - ours)).sum(-1).mean() for want, ours in pairs]))
-        print(f"{name}: perplexity {cost(got) / cost(exact) - 1:+.2%}, divergence {divergence[name]:.4f}")
+        print(f"{name}: perplexity {cost(got) / cost(exact) - 1:+.2%}, divergence {divergence[name]:.4f}", flush=True)
     assert divergence["both"] == pytest.approx(divergence["weights"] + divergence["activations"], rel=0.15)
     assert divergence["both"] < 0.045
     assert divergence["both, not down"] < 0.85 * divergence["both"]
     assert divergence["both, not the first and the last layer"] < 0.85 * divergence["both"]
+    assert divergence["weights, searched"] < 0.8 * divergence["weights"]
+    assert divergence["both, searched"] < 0.9 * divergence["both"]
+    assert (
+        divergence["both, searched, not the first and the last layer"]
+        < 0.9 * divergence["both, not the first and the last layer"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # ten minutes where two cores have other work
+def test_perplexity_within_one_per_cent(smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Of what `--fp8 --quantize-exclude 0,-1` builds, over enough text that its scatter does not decide."""
+    import torch
+
+    build(smollm2_gguf, tmp_path / "engine", BuildOptions())
+    chunks = prose_chunks(open_engine(tmp_path / "engine", verify=False))
+
+    def all_losses(model: torch.nn.Module) -> np.ndarray:
+        with torch.no_grad():
+            return np.stack([token_losses(model(torch.tensor([c])).logits[0].numpy(), c) for c in chunks])
+
+    exact = all_losses(exact_model(smollm2_gguf))
+    changes = {}
+    for name in ("both", "both, searched, not the first and the last layer"):
+        changes[name] = compare(exact, all_losses(emulate_fp8(exact_model(smollm2_gguf), **PARTS[name])))
+        print(f"{name}: perplexity {changes[name]}", flush=True)
+    assert changes["both, searched, not the first and the last layer"].change < 0.01

@@ -36,5 +36,5 @@ def test_no_avx2_is_a_sentence() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "refused: The cpu target needs a CPU and an operating system with AVX2" in done.stdout
+    assert "refused: The cpu target and FP8 builds need a CPU and an operating system with AVX2" in done.stdout
     assert _runtime.cpu_isa() in ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")  # and this one has it
