@@ -118,8 +118,8 @@ def test_fp8_perplexity(name: str, quality: Callable[[str], Quality]) -> None:
 
 
 def test_fp8_perplexity_beside_bf16(smollm2: Engine, smollm2_fp8_inner: Engine) -> None:
-    """With `--fp8 --quantize-exclude 0,-1`, over more text than scatter decides on, by engines of one card. The bound is
-    what emulation leads to expect of this small model, not the per cent that is wanted (docs/benchmarks.md)."""
+    """With `--fp8 --quantize-exclude 0,-1`, over more text than scatter decides on, by engines of one card. The bound
+    is what emulation leads to expect of this small model, not the per cent that is wanted (docs/benchmarks.md)."""
     chunks = prose_chunks(smollm2)
 
     def losses_of(engine: Engine) -> np.ndarray:
@@ -128,8 +128,8 @@ def test_fp8_perplexity_beside_bf16(smollm2: Engine, smollm2_fp8_inner: Engine) 
 
     found = compare(losses_of(smollm2), losses_of(smollm2_fp8_inner))
     print(f"perplexity {found} from bf16")
-    assert -0.01 <= found.change <= 0.025
-    assert found.error < 0.003  # a smaller text would prove nothing
+    assert -0.01 <= found.change <= 0.03
+    assert found.error < 0.004  # a smaller text would prove nothing
 
 
 def continuation(executor: Executor, prompt: list[int], length: int) -> list[int]:
