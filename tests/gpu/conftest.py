@@ -63,14 +63,6 @@ def smollm2_fp8(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def smollm2_fp8_inner(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Its layers in FP8, but for the first and the last."""
-    output = tmp_path_factory.mktemp("engines") / "fp8_inner"
-    options = {"target": "cuda", "max_num_tokens": 1024, "quantize": "fp8", "quantize_exclude": "0,-1"}
-    return build_engine(smollm2_gguf, output, max_seq_len=2048, **options)
-
-
-@pytest.fixture(scope="session")
 def smollm2_fp8_cache(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """bf16 weights and an FP8 cache."""
     output = tmp_path_factory.mktemp("engines") / "fp8_cache"
