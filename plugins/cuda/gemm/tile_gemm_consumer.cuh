@@ -24,7 +24,9 @@ struct Consumer {
 
   __device__ Consumer(const TileParams& params, const Shared<C>& s) : p(params), shared(s), walk(params) {
     const int index = static_cast<int>(threadIdx.x) - 128;
-    group = index / 128;
+    // The shuffle tells the compiler that a warp has one group: descriptors then stay in uniform registers. Moving them
+    // there before each product made the tensor cores wait for 5 % of the main loop.
+    group = __shfl_sync(0xFFFFFFFFu, index / 128, 0);
     thread = index % 128;
     warp = thread / 32;
     lane = thread % 32;
