@@ -54,6 +54,9 @@ class TileGemm final : public Gemm {
     const Weights& w = problem.w;
     params_.x_map = matrix_tensor_map(problem.x, element_bytes(), problem.max_m, w.k, shape.rows);
     params_.w_map = matrix_tensor_map(w.data, element_bytes(), w.n, w.k, shape.columns / shape.cluster_m);
+    if (problem.epilogue == Epilogue::kResidual) {
+      params_.residual_map = matrix_tensor_map(problem.residual, 2, problem.max_m, w.n, shape.rows);
+    }
     params_.w_scales = w.scales;
     params_.x_scales = problem.x_scales;
     params_.bias = problem.bias;

@@ -36,9 +36,10 @@ inline constexpr int kNumTileShapes = sizeof(kTileShapes) / sizeof(kTileShapes[0
 
 /// Arguments of the kernels.
 struct TileParams {
-  CUtensorMap x_map;     // [max_m, k], boxes of the rows that one CTA loads × 128 bytes
-  CUtensorMap w_map;     // [n, k]
-  std::uint64_t x_hint;  // what the L2 does with them
+  CUtensorMap x_map;         // [max_m, k], boxes of the rows that one CTA loads × 128 bytes
+  CUtensorMap w_map;         // [n, k]
+  CUtensorMap residual_map;  // [max_m, n], boxes of a tile's rows × 64 columns; where there is a residual
+  std::uint64_t x_hint;      // what the L2 does with x and W
   std::uint64_t w_hint;
   const float* w_scales;
   const float* x_scales;

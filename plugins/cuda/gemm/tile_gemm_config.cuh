@@ -61,7 +61,7 @@ struct Config {
 /// Where things are in shared memory.
 template <class C>
 struct Shared {
-  std::uint8_t* ring;    // [stages][x block, w block]
+  std::uint8_t* ring;    // [stages][x block, w block], or in the place of an x block 64 columns of residuals
   std::uint8_t* turn;    // [8 warps][Stage]
   Column* columns;       // [tile's turn][2 warpgroups][kColumns]
   std::uint64_t* full;   // [stages]: the blocks have come

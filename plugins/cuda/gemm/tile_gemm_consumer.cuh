@@ -14,6 +14,7 @@ template <class C>
 struct Consumer {
   using Accumulators = float[C::kColumns / 2];
   using Share = float[4 * C::kOwnGroups];
+  using Residuals = uint4[2][4];  // of a share, in two chunks
 
   const TileParams& p;
   const Shared<C>& shared;
@@ -53,7 +54,7 @@ struct Consumer {
       load_columns(origin.y, own);
       float row_scales[2];
       load_row_scales(place.row, row_scales);
-      uint4 ahead[2][4];
+      Residuals ahead;
       float acc[C::kColumns / 2];
       if constexpr (C::kType == WeightType::kFp8Block) {
         sum_scaled(acc, origin);
@@ -70,11 +71,15 @@ struct Consumer {
       }
       NamedBarrier::sync(128, group);
       if constexpr (C::kSplits == 1) {
-        finish<C::kGroups>(p, stage, place, columns, row_scales, acc, ahead);
+        scale<C::kGroups>(columns, row_scales, lane, acc);
+        if (p.epilogue == Epilogue::kResidual) add_residuals(acc);
+        store<C::kGroups>(p, stage, place, acc);
       } else {
-        float total[4 * C::kOwnGroups];
+        Share total;
         add_splits(acc, total);
-        finish<C::kOwnGroups>(p, stage, place, columns + share, row_scales, total, ahead);
+        scale<C::kOwnGroups>(columns + share, row_scales, lane, total);
+        if (p.epilogue == Epilogue::kResidual) add_residuals(stage, ahead, total);
+        store<C::kOwnGroups>(p, stage, place, total);
       }
     }
   }
@@ -233,11 +238,45 @@ struct Consumer {
       scales[half] = C::kType == WeightType::kFp8 && row < p.m ? p.x_scales[row] : 1.0f;
     }
   }
-  __device__ void load_residuals(const Place& place, uint4 (&ahead)[2][4]) const {
-    if (p.epilogue != Epilogue::kResidual) return;
-    constexpr int kGroups = C::kOwnGroups;
-    load_residual<(kGroups < 8 ? kGroups : 8)>(p.residual, place, 0, ahead[0]);
-    if constexpr (kGroups > 8) load_residual<(kGroups < 16 ? kGroups - 8 : 8)>(p.residual, place, 8, ahead[1]);
+  static constexpr int width(int groups) { return groups < 8 ? groups : 8; }  // of a chunk
+
+  /// Of the share of a CTA that splits k: its ring will hold sums when they are needed.
+  __device__ void load_residuals(const Place& place, Residuals& ahead) const {
+    if constexpr (C::kSplits > 1) {
+      if (p.epilogue != Epilogue::kResidual) return;
+      constexpr int kGroups = C::kOwnGroups;
+      static_assert(kGroups <= 16);
+      load_residual<width(kGroups)>(p.residual, place, 0, ahead[0]);
+      if constexpr (kGroups > 8) load_residual<kGroups - 8>(p.residual, place, 8, ahead[1]);
+    }
+  }
+  __device__ void add_residuals(const Stage& stage, const Residuals& ahead, Share& v) const {
+    add_chunk<0, width(C::kOwnGroups)>(stage, ahead[0], v);
+    if constexpr (C::kOwnGroups > 8) add_chunk<8, C::kOwnGroups - 8>(stage, ahead[1], v);
+  }
+  template <int kFirst, int kWidth>
+  __device__ void add_chunk(const Stage& stage, const uint4 (&chunk)[4], Share& v) const {
+    using Lanes = Chunk<kWidth>;
+#pragma unroll
+    for (int i = 0; i < Lanes::kLoads; ++i) stage.row(Lanes::row(i, lane), Lanes::granule(i, lane)) = chunk[i];
+    __syncwarp();
+    add_residual<kFirst, kWidth>(stage, v);
+    __syncwarp();
+  }
+
+  /// Of a whole tile: 64 columns in each of the next stages of the ring.
+  template <int kFirst = 0>
+  __device__ void add_residuals(Accumulators& v) {
+    if constexpr (kFirst < C::kGroups) {
+      ClusterBarrier::wait(&shared.full[at.stage], at.phase);
+      const int row = group * (C::kRows / 2) + warp * 16;
+      const Stage from(shared.ring + at.stage * C::kStageBytes + row * kBlockBytes, lane);
+      add_residual<kFirst, width(C::kGroups - kFirst)>(from, v);
+      NamedBarrier::sync(128, group);  // the warpgroup has read them
+      release(at.stage);
+      at.advance();
+      add_residuals<kFirst + 8>(v);
+    }
   }
 };
 

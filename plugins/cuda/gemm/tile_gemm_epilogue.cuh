@@ -130,42 +130,34 @@ __device__ __forceinline__ void store_chunk(const Stage& stage, const Place& pla
   __syncwarp();
 }
 
-/// v (kGroups groups of 8 columns) from chunk `kFirst` on, in chunks of up to 8 groups; ahead[] holds the residuals of
-/// the first two.
+/// v (groups of 8 columns) += the 8 · kWidth residuals that stand in `from`, from group kFirst on.
+template <int kFirst, int kWidth, int kValues>
+__device__ __forceinline__ void add_residual(const Stage& from, float (&v)[kValues]) {
+#pragma unroll
+  for (int g = 0; g < kWidth; g += 2) {
+    std::uint32_t bits[4];
+    from.get_matrices(g, bits);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 add = unpack(bits[i]);
+      const int at = 4 * (kFirst + g) + 2 * i;
+      v[at] += add.x;
+      v[at + 1] += add.y;
+    }
+  }
+}
+
+/// v (kGroups groups of 8 columns) from chunk `kFirst` on, in chunks of up to 8 groups.
 template <int kFirst, int kGroups>
 __device__ __forceinline__ void store_plain(const TileParams& p, const Stage& stage, const Place& place,
-                                            const float (&v)[4 * kGroups], uint4 (&ahead)[2][4]) {
+                                            const float (&v)[4 * kGroups]) {
   if constexpr (kFirst < kGroups) {
     constexpr int kWidth = kGroups - kFirst < 8 ? kGroups - kFirst : 8;
     std::uint32_t packed[2 * kWidth];
-    if (p.epilogue == Epilogue::kResidual) {
-      using C = Chunk<kWidth>;
-      uint4(&mine)[4] = ahead[kFirst / 8 % 2];
 #pragma unroll
-      for (int i = 0; i < C::kLoads; ++i) stage.row(C::row(i, place.lane), C::granule(i, place.lane)) = mine[i];
-      if constexpr (kFirst + 16 < kGroups) {
-        constexpr int kNext = kGroups - kFirst - 16 < 8 ? kGroups - kFirst - 16 : 8;
-        load_residual<kNext>(p.residual, place, kFirst + 16, mine);
-      }
-      __syncwarp();
-#pragma unroll
-      for (int g = 0; g < kWidth; g += 2) {
-        std::uint32_t bits[4];
-        stage.get_matrices(g, bits);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 add = unpack(bits[i]);
-          const int at = 4 * (kFirst + g) + 2 * i;
-          packed[2 * g + i] = pack(v[at] + add.x, v[at + 1] + add.y);
-        }
-      }
-      __syncwarp();
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * kWidth; ++i) packed[i] = pack(v[4 * kFirst + 2 * i], v[4 * kFirst + 2 * i + 1]);
-    }
+    for (int i = 0; i < 2 * kWidth; ++i) packed[i] = pack(v[4 * kFirst + 2 * i], v[4 * kFirst + 2 * i + 1]);
     store_chunk<kWidth>(stage, place, kFirst, packed, static_cast<__nv_bfloat16*>(p.y));
-    store_plain<kFirst + 8, kGroups>(p, stage, place, v, ahead);
+    store_plain<kFirst + 8, kGroups>(p, stage, place, v);
   }
 }
 
@@ -202,27 +194,31 @@ __device__ __forceinline__ void store_logits(const TileParams& p, const Place& p
   }
 }
 
-/// Finishes a warp's 16 rows: v [16, 8 kGroups], row scales of rows lane / 4 and lane / 4 + 8, and the columns from the
-/// first one of v on. `place.column` counts columns of y.
+/// v [16, 8 kGroups] times the scales of its rows (lane / 4 and lane / 4 + 8) and columns, plus biases.
 template <int kGroups>
-__device__ __forceinline__ void finish(const TileParams& p, const Stage& stage, const Place& place,
-                                       const Column* columns, const float (&row_scales)[2], float (&v)[4 * kGroups],
-                                       uint4 (&ahead)[2][4]) {
+__device__ __forceinline__ void scale(const Column* columns, const float (&row_scales)[2], int lane,
+                                      float (&v)[4 * kGroups]) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    const float4 c = *reinterpret_cast<const float4*>(columns + 8 * g + 2 * (place.lane % 4));
+    const float4 c = *reinterpret_cast<const float4*>(columns + 8 * g + 2 * (lane % 4));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       v[4 * g + 2 * half] = v[4 * g + 2 * half] * row_scales[half] * c.x + c.y;
       v[4 * g + 2 * half + 1] = v[4 * g + 2 * half + 1] * row_scales[half] * c.z + c.w;
     }
   }
+}
+
+/// Writes a warp's 16 rows. `place.column` counts columns of y.
+template <int kGroups>
+__device__ __forceinline__ void store(const TileParams& p, const Stage& stage, const Place& place,
+                                      const float (&v)[4 * kGroups]) {
   if (p.epilogue == Epilogue::kGated) {
     store_gated<0, kGroups>(p, stage, place, v);
   } else if (p.epilogue == Epilogue::kLogits) {
     store_logits<kGroups>(p, place, v);
   } else {
-    store_plain<0, kGroups>(p, stage, place, v, ahead);
+    store_plain<0, kGroups>(p, stage, place, v);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <cstdint>
+#include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "gemm/tile_gemm_config.cuh"
@@ -39,13 +40,20 @@ struct Loader {
                                              column + walk.rank_m * kPart);
     }
   }
+  /// 64 columns of a tile's residuals: as large as a block of x, and swizzled like one.
+  __device__ void load_residual(int stage, int row, int column) const {
+    constexpr auto kHint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    std::uint8_t* to = shared.ring + stage * C::kStageBytes;
+    ClusterTransactionBarrier::arrive_and_expect_tx(&shared.full[stage], C::kXBytes);
+    cute::SM90_TMA_LOAD_2D::copy(&p.residual_map, &shared.full[stage], kHint, to, column, row);
+  }
 
  private:
   __device__ int k(int block) const { return (walk.first_block + block) * C::kBlockK; }
 };
 
-/// Fills the ring with the blocks of all tiles. The weights of the first ones are under way before the predecessor
-/// ends.
+/// Fills the ring with the blocks of all tiles, and behind those of a tile with its residuals. The weights of the first
+/// blocks are under way before the predecessor ends.
 template <class C>
 __device__ void produce(const TileParams& p, const Shared<C>& shared) {
   Walk<C> walk(p);
@@ -73,6 +81,14 @@ __device__ void produce(const TileParams& p, const Shared<C>& shared) {
       at.advance();
     }
     early = 0;
+    if constexpr (C::kSplits == 1) {
+      if (p.epilogue != Epilogue::kResidual) continue;
+      for (int column = 0; column < C::kColumns; column += 64) {
+        ClusterBarrier::wait(&shared.empty[at.stage], at.phase ^ 1);
+        loader.load_residual(at.stage, origin.x, origin.y + column);
+        at.advance();
+      }
+    }
   }
 }
 
