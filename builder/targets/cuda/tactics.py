@@ -45,7 +45,7 @@ _RULES: dict[str, tuple[tuple[int | None, str], ...]] = {
 _MEASURED: dict[tuple[str, int, int], tuple[tuple[int | None, str], ...]] = {
     ("bf16", 6144, 4096): ((128, "tile.7"), (256, "cublaslt"), (512, "tile.1"), (None, "cublaslt")),
     ("bf16", 4096, 4096): ((128, "tile.8"), (256, "tile.6"), (512, "tile.2"), (None, "cublaslt")),
-    ("bf16", 28672, 4096): ((512, "tile.3"), (None, "cublaslt")),
+    ("bf16", 28672, 4096): ((512, "tile.3"), (1024, "cublaslt"), (None, "tile.0")),
     ("bf16", 4096, 14336): ((128, "tile.8"), (256, "tile.6"), (None, "cublaslt")),
     ("bf16", 128256, 4096): ((128, "tile.3"), (None, "cublaslt.1")),
     ("fp8", 6144, 4096): ((128, "tile.7"), (256, "tile.2"), (1024, "tile.1"), (None, "cublaslt")),
@@ -54,18 +54,22 @@ _MEASURED: dict[tuple[str, int, int], tuple[tuple[int | None, str], ...]] = {
         (128, "tile.8"),
         (256, "tile.6"),
         (512, "tile.2"),
-        (1024, "tile.0"),
-        (None, "cublaslt"),
+        (None, "tile.0"),
     ),
     ("fp8", 28672, 4096): (
         (64, "tile.3"),
         (128, "tile.3"),
         (512, "tile.4"),
-        (1024, "tile.0"),
-        (2048, "cublaslt"),
         (None, "tile.0"),
     ),
-    ("fp8", 4096, 14336): ((64, "tile.8"), (128, "tile.8"), (256, "tile.6"), (512, "tile.2"), (None, "cublaslt")),
+    ("fp8", 4096, 14336): (
+        (64, "tile.8"),
+        (128, "tile.8"),
+        (256, "tile.6"),
+        (512, "tile.2"),
+        (1024, "cublaslt"),
+        (None, "tile.0"),
+    ),
     ("fp8", 128256, 4096): ((128, "tile.3"), (256, "cublaslt"), (None, "tile.0")),
 }
 """The fastest on an H200 for the matrices of 8B Llama models (docs/benchmarks.md)"""
