@@ -9,6 +9,7 @@
 #include "gemm/skinny_multiply.cuh"
 #include "gemm/skinny_producer.cuh"
 #include "gemm/skinny_shape.cuh"
+#include "uniform_warpgroup.cuh"
 
 // The kernel behind make_skinny_gemm. Units (a tile of rows × a stage of k) are dealt out in order to a grid of about
 // one CTA per multiprocessor; in each, one thread streams W and X through a ring in shared memory and warpgroups of 64
@@ -61,7 +62,7 @@ __device__ bool skinny_clusters(const SkinnyArgs& args) {
 template <class Shape>
 __device__ void skinny_consume(const SkinnyArgs& args, const SkinnyShared<Shape>& shared, int begin, int end, int m) {
   constexpr bool kBlockScales = Shape::kType == WeightType::kFp8Block;
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = uniform_warpgroup();
   const SkinnySplit& split = args.split;
   const std::uint64_t w = skinny_descriptor(cute::cast_smem_ptr_to_uint(shared.w(0, 0))) + warpgroup * 64 * 128 / 16;
   const std::uint64_t x = skinny_descriptor(cute::cast_smem_ptr_to_uint(shared.x(0, 0)));

@@ -6,6 +6,7 @@
 
 #include "gemm/tile_gemm_config.cuh"
 #include "gemm/tile_gemm_mma.cuh"
+#include "uniform_warpgroup.cuh"
 
 namespace aotllm::cuda::tile {
 
@@ -25,9 +26,7 @@ struct Consumer {
 
   __device__ Consumer(const TileParams& params, const Shared<C>& s) : p(params), shared(s), walk(params) {
     const int index = static_cast<int>(threadIdx.x) - 128;
-    // The shuffle tells the compiler that a warp has one group: descriptors then stay in uniform registers. Moving them
-    // there before each product made the tensor cores wait for 5 % of the main loop.
-    group = __shfl_sync(0xFFFFFFFFu, index / 128, 0);
+    group = uniform_warpgroup() - 1;  // the first one loads
     thread = index % 128;
     warp = thread / 32;
     lane = thread % 32;

@@ -7,6 +7,7 @@
 #include "gemm/int_multiply.cuh"
 #include "gemm/skinny_epilogue.cuh"
 #include "moe/moe_gemm_shape.cuh"
+#include "uniform_warpgroup.cuh"
 
 // The products, and y from accumulators: a warp has 16 rows of W of each block; thread `lane` holds rows lane / 4 + 8h
 // of tokens 8j + 2 (lane % 4) + b in acc[4j + 2h + b].
@@ -18,7 +19,7 @@ struct Consumer {
 
   const MoeGemmArgs& args;
   const Shared<S>& shared;
-  int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  int warpgroup = uniform_warpgroup();
   int warp = static_cast<int>(threadIdx.x) % 128 / 32;
   int lane = static_cast<int>(threadIdx.x) % 32;
   std::uint64_t w, x;  // descriptors of the first stage
