@@ -59,7 +59,7 @@ cuda: $(VENV)/.tools-cuda  ## Compile the kernels of target cuda and their tests
 # wrong is open: those tests run under memcheck only.
 SANITIZER := $(or $(shell command -v compute-sanitizer),$(wildcard /usr/local/cuda/bin/compute-sanitizer))
 RACECHECK_GPU ?= $(subst $(space),:,$(strip RmsNorm.EveryPlanGivesTheSame Embedding.* RopeKv.PartialRotaryAndNone \
-  SkinnyGemm.ResidualMayBeTheOutput IntGemm.ResidualMayBeTheOutput Dequantize.* Moe.RowsStandAlone \
+  SkinnyGemm.ResidualMayBeTheOutput LayerGemms.RowsStandAlone IntGemm.ResidualMayBeTheOutput Dequantize.* Moe.RowsStandAlone \
   *TileGemmTest.OneRow/bf16 *ContextAttention.MatchesFloat64/7 DecodeAttention.GraphWithProgrammaticLaunches \
   RowLogprobs.OfDamagedRowsAreNone Ranks/Comm.SumsAreRoundedOnceAndTheSameOnAllRanks/0))
 MEMCHECK_GPU ?= $(RACECHECK_GPU):$(subst $(space),:,$(strip *TileGemmTest.OneRow/* DecodeAttention.ManyQueries \
