@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "bench/plan_text.h"
 #include "bench/random_data.cuh"
 #include "bench/timing.h"
 #include "device_array.h"
@@ -326,41 +327,6 @@ class Model {
   std::vector<std::unique_ptr<LayerGemms>> layers_;  ///< in place of gemms_, where there are any
 };
 
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  for (std::size_t end; (end = text.find(at, begin)) != std::string::npos; begin = end + 1) {
-    parts.push_back(text.substr(begin, end - begin));
-  }
-  parts.push_back(text.substr(begin));
-  return parts;
-}
-
-/// Whether `text` is a change of a plan.
-bool change(SkinnyPlan& plan, const std::string& text) {
-  int first = 0;
-  int second = 0;
-  if (std::sscanf(text.c_str(), "%dx%d", &first, &second) == 2) return plan.rows = first, plan.sub = second, true;
-  if (text.size() < 2) return false;
-  const int value = std::atoi(text.c_str() + 1);
-  switch (text[0]) {
-    case 's':
-      return plan.stages = value, true;
-    case 'g':
-      return plan.grid = value, true;
-    case 'w':
-      return plan.whole = value != 0, true;
-    case 'c':
-      return plan.cluster = value, true;
-    case 'e':
-      return plan.early = value, true;
-    case 'p':
-      return plan.prefetch = value, true;
-    default:
-      return false;
-  }
-}
-
 bool change(Plans& plans, const std::string& variant) {
   if (variant == "default") return true;
   for (const std::string& part : split(variant, '/')) {
@@ -373,13 +339,6 @@ bool change(Plans& plans, const std::string& variant) {
     }
   }
   return true;
-}
-
-std::string describe(const SkinnyPlan& plan) {
-  char text[96];
-  std::snprintf(text, sizeof text, "%dx%d,s%d,g%d,w%d,c%d,e%d,p%d", plan.rows, plan.sub, plan.stages, plan.grid,
-                plan.whole, plan.cluster, plan.early, plan.prefetch);
-  return text;
 }
 
 /// Coordinate descent from the default plans; prints what every step is worth.

@@ -155,37 +155,21 @@ SkinnyKernel skinny_kernel_of() {
   return kernel;
 }
 
-/// Of kFp8 for few rows, as a link of a chain.
-template <int kTokens, int kRows, int kSub>
-SkinnyKernel skinny_chained_kernel(SkinnyRole role) {
-  const auto of = [&]<Epilogue kEpilogue>(std::integral_constant<Epilogue, kEpilogue>) {
-    constexpr auto kType = WeightType::kFp8;
-    return role.clusters
-               ? skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, true, true}>>()
-               : skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, false, true}>>();
-  };
-  switch (role.epilogue) {
-    case Epilogue::kStore:
-      return of(std::integral_constant<Epilogue, Epilogue::kStore>{});
-    case Epilogue::kResidual:
-      return of(std::integral_constant<Epilogue, Epilogue::kResidual>{});
-    case Epilogue::kGated:
-      return of(std::integral_constant<Epilogue, Epilogue::kGated>{});
-    default:
-      return {};
-  }
-}
-
-/// A kernel of its own for each role where there are so few rows that it pays, else one for any.
-template <WeightType kType, int kTokens, int kRows, int kSub>
+/// A kernel of its own for each role where there are so few rows that it pays, else one for any; a link of a chain has
+/// a role.
+template <WeightType kType, int kTokens, int kRows, int kSub, bool kChained>
 SkinnyKernel skinny_kernel(SkinnyRole role) {
-  if constexpr (kType == WeightType::kFp8Block || kTokens > 16) {
+  constexpr bool kHasRoles = kType != WeightType::kFp8Block && kTokens <= 16;
+  if constexpr (!kHasRoles && kChained) {
+    return {};
+  } else if constexpr (!kHasRoles) {
     return skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub>>();
   } else {
     const auto of = [&]<Epilogue kEpilogue>(std::integral_constant<Epilogue, kEpilogue>) {
-      return role.clusters
-                 ? skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, true}>>()
-                 : skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, SkinnyRole{true, kEpilogue, false}>>();
+      constexpr SkinnyRole kClusters{true, kEpilogue, true, kChained};
+      constexpr SkinnyRole kAlone{true, kEpilogue, false, kChained};
+      return role.clusters ? skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, kClusters>>()
+                           : skinny_kernel_of<SkinnyShape<kType, kTokens, kRows, kSub, kAlone>>();
     };
     switch (role.epilogue) {
       case Epilogue::kStore:
@@ -195,24 +179,24 @@ SkinnyKernel skinny_kernel(SkinnyRole role) {
       case Epilogue::kGated:
         return of(std::integral_constant<Epilogue, Epilogue::kGated>{});
       case Epilogue::kLogits:
-        return of(std::integral_constant<Epilogue, Epilogue::kLogits>{});
+        if constexpr (!kChained) return of(std::integral_constant<Epilogue, Epilogue::kLogits>{});
     }
     return {};
   }
 }
 
 /// The instantiations that plans may name.
-template <WeightType kType>
+template <WeightType kType, bool kChained = false>
 SkinnyKernel skinny_kernel(int rows_tile, int rows, int sub, SkinnyRole role) {
   const int shape = rows * 10 + sub;
-  if (rows_tile == 8 && shape == 642) return skinny_kernel<kType, 8, 64, 2>(role);
-  if (rows_tile == 8 && shape == 644) return skinny_kernel<kType, 8, 64, 4>(role);
-  if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1>(role);
-  if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2>(role);
-  if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1>(role);
-  if (rows_tile == 32 && shape == 642) return skinny_kernel<kType, 32, 64, 2>(role);
-  if (rows_tile == 32 && shape == 1281) return skinny_kernel<kType, 32, 128, 1>(role);
-  if (rows_tile == 64 && shape == 1281) return skinny_kernel<kType, 64, 128, 1>(role);
+  if (rows_tile == 8 && shape == 642) return skinny_kernel<kType, 8, 64, 2, kChained>(role);
+  if (rows_tile == 8 && shape == 644) return skinny_kernel<kType, 8, 64, 4, kChained>(role);
+  if (rows_tile == 8 && shape == 1281) return skinny_kernel<kType, 8, 128, 1, kChained>(role);
+  if (rows_tile == 16 && shape == 642) return skinny_kernel<kType, 16, 64, 2, kChained>(role);
+  if (rows_tile == 16 && shape == 1281) return skinny_kernel<kType, 16, 128, 1, kChained>(role);
+  if (rows_tile == 32 && shape == 642) return skinny_kernel<kType, 32, 64, 2, kChained>(role);
+  if (rows_tile == 32 && shape == 1281) return skinny_kernel<kType, 32, 128, 1, kChained>(role);
+  if (rows_tile == 64 && shape == 1281) return skinny_kernel<kType, 64, 128, 1, kChained>(role);
   return {};
 }
 
