@@ -73,7 +73,8 @@ sanitize-gpu: cuda  ## Some tests of kernels under compute-sanitizer (MEMCHECK_G
 # ThreadSanitizer runs the parts that have threads; the kernels are single-threaded and covered by the other two.
 sanitize: sanitize-build  ## C++ tests under AddressSanitizer + UBSan, and the threaded ones under ThreadSanitizer
 	build/asan/tests/runtime_cpp/aotllm_tests --gtest_brief=1
-	build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*:*Lora*:Watchdog*:BackgroundThread*:*Constraint*:*Grammar*'
+	TSAN_OPTIONS=suppressions=$(CURDIR)/tests/runtime_cpp/tsan_suppressions.txt \
+	  build/tsan/tests/runtime_cpp/aotllm_tests --gtest_brief=1 --gtest_filter='*Manager*:*ThreadPool*:*CpuRunner*:*Lora*:Watchdog*:BackgroundThread*:*Constraint*:*Grammar*'
 
 sanitize-build: $(VENV)/.tools
 	$(call configure,build/asan,-DAOTLLM_CPU_ISAS=avx2 -DAOTLLM_SANITIZE=address$(comma)undefined)
