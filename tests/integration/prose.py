@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotllm.engines import Engine
+from tests.integration.test_quality import log_softmax
 
 CHUNK_TOKENS = 512
 FIRST_SCORED = 64
@@ -26,10 +27,9 @@ def prose_chunks(engine: Engine, count: int = CHUNKS) -> list[list[int]]:
 
 def token_losses(logits: np.ndarray, chunk: list[int]) -> np.ndarray:
     """Negative log-likelihoods of a chunk from FIRST_SCORED on, by the logits `[512, vocab]` at each of its tokens."""
-    rows = logits[FIRST_SCORED - 1 : -1]
-    shifted = rows - rows.max(axis=-1, keepdims=True)
-    scores = shifted[np.arange(len(rows)), chunk[FIRST_SCORED:]] - np.log(np.exp(shifted).sum(axis=-1))
-    return -scores.astype(np.float64)
+    scores = log_softmax(logits[FIRST_SCORED - 1 : -1])
+    scored: np.ndarray = -scores[np.arange(len(scores)), chunk[FIRST_SCORED:]]
+    return scored
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
 
 #include "attention/context_attention_load.cuh"
 #include "attention/context_attention_softmax.cuh"
+#include "uniform_warpgroup.cuh"
 
 // The kernel of context attention: a producer warpgroup fills rings of K and V tiles, two consumer warpgroups of 64
 // queries each multiply (wgmma) and keep the online softmax in registers. A consumer issues Q·Kᵀ of a step together
@@ -227,7 +228,7 @@ __global__ void __cluster_dims__(C::kCluster, 1, 1) __launch_bounds__(C::kThread
   cutlass::arch::launch_dependent_grids();
   cutlass::arch::wait_on_dependent_grids();
 
-  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int warpgroup = uniform_warpgroup();
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<C::kProducerRegisters>();
     if constexpr (C::kFp8) {

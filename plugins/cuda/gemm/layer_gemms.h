@@ -70,7 +70,6 @@ class LayerGemms {
   void launch(int m, const Stream& stream) const {
     for (const auto& link : links_) link->launch(m, stream);
   }
-  int rows_tile() const { return links_.front()->max_rows(); }
 
  private:
   std::vector<std::unique_ptr<Gemm>> links_;
